@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
+import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.base.errors import CallsDiffer, PeerLost, RankFailed
+from paceline.base.errors import CallsDiffer, PeerLost, RankFailed, TimedOut, UsageError
+from paceline.collectives.gloo_group import create_gloo, release_gloo
 from paceline.collectives.shared_group import SharedMemoryGroup
 from paceline.collectives.shared_memory import LIBRARY, Levels
 
@@ -251,6 +256,56 @@ def test_only_operations_that_nobody_waits_for_need_a_thread(on_all_ranks):
     assert [reduce(False), reduce(True)] == [False, True]
 
 
+def test_call_has_its_own_limit_and_all_ranks_name_the_same_absent_one(on_all_ranks):
+    missing = threading.Event()
+
+    def task(group, rank):
+        if rank == 1:
+            missing.wait(20)
+            return ""
+        options = options_of(dist.BarrierOptions, timeout=timedelta(seconds=0.5 + rank))
+        started = time.monotonic()
+        with pytest.raises((TimedOut, PeerLost), match=r"\brank 1\b") as caught:
+            group.barrier(options).wait()
+        assert time.monotonic() - started < 5
+        if rank == 0:
+            missing.set()
+        return str(caught.value)
+
+    first, _, last = on_all_ranks(task)
+    assert "waited 0.5 s for rank 1 to meet" in first
+    assert "rank 1 did not come within 0.5 s, so rank 0 has failed" in last
+
+
+def test_destroyed_group_says_so(on_all_ranks):
+    def task(group, rank):
+        del rank
+        group.barrier().wait()
+        group.shutdown()
+        for call in (*CALLS.values(), lambda g: g.send([torch.ones(2)], 0, 0)):
+            with pytest.raises(UsageError, match=f"process group {NAME} has been destroyed"):
+                call(group)
+
+    on_all_ranks(task)
+
+
+def test_copy_of_a_group_in_a_forked_process_is_refused_and_tells_no_peer(on_all_ranks):
+    def task(group, rank):
+        child = os.fork() if rank == 0 else None
+        if child == 0:
+            try:
+                group.barrier()
+            except UsageError as error:
+                os._exit(int("forked" not in str(error)))
+            finally:
+                os._exit(2)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 0
+        group.barrier().wait()
+        return ended
+
+    assert on_all_ranks(task) == [0] * RANKS
+
+
 def memory_files():
     links = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return sum("memfd:paceline" in link for link in links)
@@ -269,3 +324,22 @@ def test_closing_frees_memory_and_threads_and_a_second_time_is_harmless():
     gc.collect()
     assert memory_files() == before
     assert not [t.name for t in threading.enumerate() if t.name.startswith(LIBRARY)]
+
+
+def gloo_threads():
+    return sum("gloo" in name.read_text() for name in Path("/proc/self/task").glob("*/comm"))
+
+
+@pytest.mark.parametrize("is_just_used", [False, True])
+def test_gloo_group_is_freed_when_its_release_returns_by_no_thread_of_its_own(is_just_used):
+    before, threads = gloo_threads(), threading.active_count()
+    given = SimpleNamespace(
+        group_rank=0, group_size=1, timeout=timedelta(seconds=LIMIT_S), global_ranks_in_group=[],
+        group_id=NAME,
+    )  # fmt: skip
+    backend, inner = create_gloo(given, dist.HashStore())
+    inner.allreduce([torch.ones(3)]).wait()
+    assert gloo_threads() > before
+    release_gloo(inner, time.monotonic() if is_just_used else -math.inf)
+    del backend, inner
+    assert (gloo_threads(), threading.active_count()) == (before, threads)

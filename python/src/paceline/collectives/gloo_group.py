@@ -14,6 +14,7 @@ they call C++, and Gloo's threads, which need the GIL to release tensors, would 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,8 @@ from paceline.collectives.torch_internals import (
 
 BACKEND = "recorded-gloo"
 DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
+
+_RELEASE_S = 0.1  # they need microseconds, and the GIL
 
 # Method of torch 2.9 to 2.14 -> (name in the records, index of the argument with this rank's
 # payload).
@@ -141,7 +144,7 @@ class RecordedProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses A
 
     def __init__(self, inner: dist.ProcessGroup, name: str) -> None:
         super().__init__(inner.rank(), inner.size())
-        self._inner = inner
+        self._inner: Any = inner
         self._name = name  # the same on all ranks of the group
 
 
@@ -221,10 +224,22 @@ def create_gloo(given: Any, store: Store) -> tuple[ProcessGroupGloo, Any]:
     inner: Any = dist.ProcessGroup(store, given.group_rank, given.group_size)
     register_gloo(inner, backend)
     set_group_name(inner, given.group_id)
-    # Never freed: its destructor waits for Gloo's threads and holds the GIL, for which one of them
-    # may wait to release a callback. The last reference is often that of a user's model.
+    # Not freed before `release_gloo`: its destructor waits for Gloo's threads, and holds the GIL if
+    # it is called from C++, while one of them may wait for it to release a tensor or a callback.
+    # The last reference is often that of a user's model, in C++.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
     return backend, inner
+
+
+def release_gloo(inner: Any, used_s: float) -> None:
+    """Let a group from `create_gloo` be freed, all of whose operations have ended.
+
+    used_s: when the last of them ended, by time.monotonic(). Waits until Gloo's threads have
+    released the tensors of that one, too: no longer than _RELEASE_S, and not at all if it was
+    earlier.
+    """
+    time.sleep(max(0.0, used_s + _RELEASE_S - time.monotonic()))
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(inner))
 
 
 def register_gloo(group: Any, backend: ProcessGroupGloo) -> None:

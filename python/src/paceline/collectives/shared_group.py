@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
+import os
 import threading
+import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -53,6 +57,7 @@ from paceline.collectives.errors import (
     PacelineError,
     PeerLost,
     Refused,
+    UsageError,
 )
 from paceline.collectives.gloo_group import (
     DEVICES,
@@ -61,6 +66,7 @@ from paceline.collectives.gloo_group import (
     RecordedProcessGroup,
     create_gloo,
     register_gloo,
+    release_gloo,
 )
 from paceline.collectives.recorder import (
     GroupDescription,
@@ -71,13 +77,14 @@ from paceline.collectives.recorder import (
 )
 from paceline.collectives.shared_memory import LIBRARY, Levels, NothingToShare
 from paceline.collectives.store import fresh_name
-from paceline.collectives.torch_internals import PrefixStore, Work
+from paceline.collectives.torch_internals import PrefixStore, Work, limit_of
 from paceline.collectives.work import ProgressThread
 
 BACKEND = "paceline"
 _log = logging.getLogger(__name__)
 _CLOSE_LIMIT_S = 10.0
 _ABORT_LIMIT_S = 0.5
+_NO_TIME = timedelta(0)
 
 
 class SharedMemoryGroup(RecordedProcessGroup):
@@ -93,8 +100,11 @@ class SharedMemoryGroup(RecordedProcessGroup):
         self._own_rank: int = inner.rank()
         self._levels = levels
         self._progress = ProgressThread(LIBRARY, world_rank, limit_s, name)
+        self._limit_s = limit_s
+        self.gloo_options: Any = None  # of the group of Gloo: torch sets a new limit there
+        self._gloo_used_s = -math.inf  # when Gloo's last collective ended
         self._using = threading.Lock()
-        self._open = True
+        self._closed = ""  # why this group cannot be used any more
         self._loss = ""  # of a rank, in this or another group of this process
         _groups.add(self)
         atexit.register(self.abort)
@@ -296,8 +306,11 @@ class SharedMemoryGroup(RecordedProcessGroup):
 
     def shutdown(self) -> None:
         """End the threads after their operations; no rank is waited for beyond those."""
-        self._close(_CLOSE_LIMIT_S)
-        self._inner.shutdown()
+        if self._close(_CLOSE_LIMIT_S):
+            self._inner.shutdown()
+            if self.failure is None:
+                release_gloo(self._inner, self._gloo_used_s)
+            self._inner = _Closed(self._name, self._closed)
 
     def abort(self) -> None:
         """End the threads without waiting for peers."""
@@ -336,7 +349,10 @@ class SharedMemoryGroup(RecordedProcessGroup):
                 work = getattr(self._inner, method)(*arguments, *given, **named)
             except Exception as error:
                 raise Refused from error
-            work.wait()
+            try:
+                work.wait()
+            finally:
+                self._gloo_used_s = time.monotonic()
 
         details = [
             f"{word} {value}"
@@ -404,8 +420,11 @@ class SharedMemoryGroup(RecordedProcessGroup):
 
         said: the call in words that are the same on all ranks.
         """
+        if self._closed:
+            raise UsageError(f"process group {self._name} {self._closed}")
         for each in results:
             check_elements(each)
+        limit_s = self._limit_of(opts)
         operation = None
         if is_recording():
             carried = payload_bytes(inputs)
@@ -417,7 +436,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
             try:
                 # Results may be tensors of inference mode, which only that mode may write.
                 with self._using, torch.inference_mode():
-                    self._levels.begin(said)
+                    self._levels.begin(said, limit_s)
                     call()
                     self._levels.agree(name)
             except (CallsDiffer, Refused):  # on all ranks alike
@@ -435,14 +454,42 @@ class SharedMemoryGroup(RecordedProcessGroup):
 
         is_awaited = opts is not None and not getattr(opts, "asyncOp", True)
         start = self._progress.carry_out if is_awaited else self._progress.submit
-        return start(name, carry_out, results, operation)
+        return start(name, carry_out, results, operation, limit_s)
 
-    def _close(self, limit_s: float) -> None:
-        if self._open:
-            self._open = False
-            self._progress.close(limit_s)
-            atexit.unregister(self.abort)
-            self._levels.close(self._loss)
+    def _limit_of(self, opts: Any) -> float:
+        """Return the limit of a call: its own, if it has one, or that of the group."""
+        own = getattr(opts, "timeout", None)
+        if own is not None and own > _NO_TIME:  # it is negative unless it was given
+            return float(own.total_seconds())
+        if self.gloo_options is None:
+            return self._limit_s
+        return limit_of(self.gloo_options)
+
+    def _close(self, limit_s: float) -> bool:
+        """Return whether this call has closed the group."""
+        if self._closed:
+            return False
+        self._closed = "has been destroyed"
+        self._progress.close(limit_s)
+        atexit.unregister(self.abort)
+        self._levels.close(self._loss)
+        return True
+
+    def leave_to_parent(self) -> None:
+        """Make this copy of a parent process's group unusable: its memory is the parent's."""
+        atexit.unregister(self.abort)
+        self._closed = "belongs to the process from which this one was forked"
+        self._inner = _Closed(self._name, self._closed)
+
+
+class _Closed:
+    """Stands for the group of Gloo of a group that cannot be used any more."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self._message = f"process group {name} {why}"
+
+    def __getattr__(self, method: str) -> Any:
+        raise UsageError(f"{self._message} ({method})")
 
 
 def _agreed(method: str) -> Callable[..., Work]:
@@ -463,6 +510,14 @@ for _method in (*OPERATIONS, *REDUCE_SCATTERS):
         setattr(SharedMemoryGroup, _method, _agreed(_method))
 
 _groups: WeakSet[SharedMemoryGroup] = WeakSet()  # of this process
+
+
+def _leave_groups_to_parent() -> None:
+    for group in list(_groups):
+        group.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_groups_to_parent)
 
 
 class _UnsharedGroup(RecordedProcessGroup):
@@ -504,6 +559,7 @@ def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     else:
         name = given.group_id
         group = SharedMemoryGroup(inner, name, levels, world_ranks[rank], limit_s)
+        group.gloo_options = backend.options
     register_gloo(group, backend)
     return group
 

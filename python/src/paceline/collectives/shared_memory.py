@@ -269,6 +269,10 @@ class HostGroup:
         self.synchronise = self.agreement.synchronise
         self.segments = SharedSegments(memory, local_rank, size, self.synchronise)
 
+    def limit_waits(self, limit_s: float) -> None:
+        """Limit each wait from now on."""
+        self._node.limit_waits(limit_s)
+
     def fail(self) -> None:
         """Let the members that wait, now or later, get PeerLost instead of a time-out."""
         self._node.fail()
@@ -418,9 +422,11 @@ class Levels:
         """Return whether values of this type can be reduced. dtype: after `Reduction.begin`."""
         return self.hosts == 1 or (dtype in _BETWEEN_HOSTS and ufunc in _GLOO_OPERATIONS)
 
-    def begin(self, call: str) -> None:
-        """Announce to the ranks of this host what this rank calls, in words."""
+    def begin(self, call: str, limit_s: float) -> None:
+        """Announce to the ranks of this host what this rank calls, in words; each wait has this
+        limit."""
         if self._host is not None:  # None: the only rank of its host
+            self._host.limit_waits(limit_s)
             self._host.agreement.begin(call)
 
     def agree(self, name: str) -> None:

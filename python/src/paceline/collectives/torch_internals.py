@@ -41,6 +41,11 @@ def set_default_backend(group: Any, kind: dist.ProcessGroup.BackendType) -> None
     group._set_default_backend(kind)
 
 
+def limit_of(options: Any) -> float:
+    """Return the limit in seconds that the options of a group of Gloo have now."""
+    return float(options._timeout.total_seconds())
+
+
 def set_group_name(group: Any, name: str) -> None:
     group._set_group_name(name)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # A call that limits its own waits names the absent ranks. So it has this share of the limit longer
 # to raise its error, before a call that does not return is failed, in another such share.
 WATCH_SHARE = 1 / 20
+_LONGEST_LOOK_S = 2.0  # between two looks, for operations with a shorter limit than their group's
 
 # Untyped: torch's stub does not describe how to subclass it.
 _Work: Any = Work
@@ -159,9 +160,11 @@ class ProgressThread:
         call: Callable[[], None],
         tensors: list[Any],
         operation: Operation | None = None,
+        limit_s: float | None = None,
     ) -> PendingWork:
-        """Queue `call`. `operation` is its entry in the communication records."""
-        work = self._work(name, tensors)
+        """Queue `call`. `operation` is its entry in the communication records. limit_s: of this
+        operation, if it has one of its own."""
+        work = self._work(name, tensors, limit_s)
         with self._count:
             if self.failure is None:
                 self._queued += 1
@@ -177,14 +180,15 @@ class ProgressThread:
         call: Callable[[], None],
         tensors: list[Any],
         operation: Operation | None = None,
+        limit_s: float | None = None,
     ) -> PendingWork:
         """Carry out `call` in this thread, which would wait for it anyway, if nothing is queued.
 
         Waking another thread takes as long as a short operation. `call` must limit its own waits.
         """
         if self._queued:
-            return self.submit(name, call, tensors, operation)
-        work = self._work(name, tensors)
+            return self.submit(name, call, tensors, operation, limit_s)
+        work = self._work(name, tensors, limit_s)
         work.finish(self._attempt(work, call, operation))
         return work
 
@@ -257,8 +261,9 @@ class ProgressThread:
             self._spares += 1
         return self._turns.get()
 
-    def _work(self, name: str, tensors: list[Any]) -> PendingWork:
-        return PendingWork(f"{self._library} {name}", self._rank, self._limit_s, tensors)
+    def _work(self, name: str, tensors: list[Any], limit_s: float | None) -> PendingWork:
+        limit_s = self._limit_s if limit_s is None else limit_s
+        return PendingWork(f"{self._library} {name}", self._rank, limit_s, tensors)
 
     def _attempt(
         self, work: PendingWork, call: Callable[[], None], operation: Operation | None
@@ -289,13 +294,13 @@ class ProgressThread:
     def _enforce_limit(self) -> None:
         """Fail an operation whose library call does not return, and those behind it; the call
         cannot be cancelled."""
-        share_s = self._limit_s * WATCH_SHARE
-        while not self._closing.wait(share_s):
-            current = self._current
-            if current is None or time.monotonic() - current[1] < self._limit_s + share_s:
+        while not self._closing.wait(min(self._limit_s * WATCH_SHARE, _LONGEST_LOOK_S)):
+            if (current := self._current) is None:
                 continue
-            work = current[0]
-            failure = self._failed(work, timed_out(work.name, self._rank, self._limit_s))
+            work, begun = current
+            if time.monotonic() - begun < work.limit_s * (1 + WATCH_SHARE):
+                continue
+            failure = self._failed(work, timed_out(work.name, self._rank, work.limit_s))
             self._current = None
             for each in [work, *self._withdrawn()]:
                 each.finish(failure)

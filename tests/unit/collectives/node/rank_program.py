@@ -188,7 +188,7 @@ def misses_a_member(share):
     node = SharedNode(share, LIMIT_S)
     everyone = node.barrier([0, 1, 2])
     everyone.wait()
-    node._peers._limit_s = SHORT_S
+    node._peers.limit_s = SHORT_S
     if node.local_rank != 1:
         everyone.wait()
     for rank in (0, 2):

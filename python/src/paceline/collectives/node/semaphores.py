@@ -146,10 +146,13 @@ class PeerMonitor:
         }
         self._states = states
         self._losses = losses
-        self._limit_s = limit_s
+        self.limit_s = limit_s
+        self._late = ""  # who did not come within the limit, and so made this rank fail
 
     def announce_failure(self) -> None:
-        self._states[self.local_rank] = _FAILED
+        if self._states[self.local_rank] == _HERE:
+            self._tell(self._late)
+            self._states[self.local_rank] = _FAILED
 
     def announce_leave(self, loss: str = "") -> None:
         """Announce that this rank ends, unless it has failed.
@@ -157,9 +160,12 @@ class PeerMonitor:
         loss: of another rank, if that is the reason, in ASCII.
         """
         if self._states[self.local_rank] == _HERE:
-            text = loss.encode("ascii", "replace")[:LOSS_BYTES]
-            self._losses[self.local_rank, : len(text)] = list(text)
+            self._tell(loss)
             self._states[self.local_rank] = _LEFT
+
+    def _tell(self, loss: str) -> None:
+        text = loss.encode("ascii", "replace")[:LOSS_BYTES]
+        self._losses[self.local_rank, : len(text)] = list(text)
 
     def take(
         self,
@@ -183,8 +189,10 @@ class PeerMonitor:
                     break
                 raise
             if time.monotonic() >= deadline:
+                late = ", ".join(map(self.name, awaited()))
+                self._late = f"{late} did not come within {self.limit_s:g} s" if late else ""
                 raise TimedOut(
-                    f"{self.name(self.local_rank)} waited {self._limit_s:g} s for {explain()}. "
+                    f"{self.name(self.local_rank)} waited {self.limit_s:g} s for {explain()}. "
                     "Look at their logs; if they only need more time, increase "
                     "limits.collective_s in the spec, or the timeout of the process group"
                 )
@@ -199,7 +207,7 @@ class PeerMonitor:
         self._look_for_lost(())
 
     def deadline(self) -> float:
-        return time.monotonic() + self._limit_s
+        return time.monotonic() + self.limit_s
 
     def _look_for_failed(self) -> None:
         # bytes.find takes a tenth of the time of a numpy comparison, and this runs at every signal.

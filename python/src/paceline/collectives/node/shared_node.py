@@ -107,6 +107,10 @@ class SharedNode:
         views = [memory[slot * line :][:slot_bytes] for slot in range(slots)]
         return Channel(sender, receiver, views, signals, self._peers)
 
+    def limit_waits(self, limit_s: float) -> None:
+        """Limit each wait from now on, in all objects created from this."""
+        self._peers.limit_s = limit_s
+
     def check_peers(self) -> None:
         """Raise PeerLost if a rank of the node has failed or died, without waiting."""
         self._peers.check()
