@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 from torch.distributed import HashStore
 
+import paceline.collectives.shared_group  # noqa: F401  (registers the back end)
+from paceline.base.errors import UsageError
 from paceline.collectives import gloo_group, torch_internals
 from paceline.collectives.torch_internals import PrefixStore
 
@@ -154,3 +156,10 @@ def test_source_rank_is_that_of_the_received_message() -> None:
 def test_factor_of_a_multiplied_sum() -> None:
     reduce_op = dist._make_nccl_premul_sum(0.25)
     assert torch_internals.factor_of(reduce_op) == 0.25
+
+
+@pytest.mark.parametrize("asked", ["cpu:paceline,cuda:gloo", "cpu:gloo,cuda:paceline"])
+def test_two_back_ends_in_one_group_are_refused_with_advice(asked, tmp_path):
+    with pytest.raises(UsageError, match=r"got gloo too\. Create two groups: init_process_group"):
+        dist.init_process_group(asked, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    assert not dist.is_initialized()

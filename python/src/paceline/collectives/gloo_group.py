@@ -21,11 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.collectives.errors import UsageError
 from paceline.collectives.recorder import Operation, begin_operation, is_recording, payload_bytes
 from paceline.collectives.torch_internals import (
     ProcessGroupGloo,
     Store,
     Work,
+    asked_backends,
     register_backend,
     set_default_backend,
     set_group_name,
@@ -210,6 +212,23 @@ for _method, (_name, _peers) in MESSAGES.items():
     setattr(RecordedProcessGroup, _method, _recorded(_method, _name, 0, AwaitedWork, _peers))
 for _method in _OTHERS:
     setattr(RecordedProcessGroup, _method, _handed_on(_method))
+
+
+def check_asked(backend: str) -> None:
+    """Raise UsageError if torch was asked for another back end for some device, too.
+
+    torch would leave out the other one without a word, for a group written in Python has all
+    devices.
+    """
+    asked = asked_backends()
+    others = sorted({other for other in asked.values() if other != backend})
+    if others:
+        text = ",".join(f"{device}:{each}" for device, each in asked.items())
+        raise UsageError(
+            f'back end "{text}": expected "{backend}" for all devices, got {", ".join(others)} '
+            f"too. Create two groups: init_process_group({others[0]!r}), and for the other device "
+            f"new_group(backend={backend!r})"
+        )
 
 
 def create_gloo(given: Any, store: Store) -> tuple[ProcessGroupGloo, Any]:

@@ -64,6 +64,7 @@ from paceline.collectives.gloo_group import (
     OPERATIONS,
     REDUCE_SCATTERS,
     RecordedProcessGroup,
+    check_asked,
     create_gloo,
     register_gloo,
     release_gloo,
@@ -543,6 +544,7 @@ def _on_host(tensors: Sequence[Tensor]) -> bool:
 
 def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     """Create a group; torch calls this for each group with this rank."""
+    check_asked(BACKEND)
     limit_s = given.timeout.total_seconds()
     rank = given.group_rank
     own_name = fresh_name(PrefixStore(BACKEND, given.store), rank, given.group_size, limit_s)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from paceline.collectives.errors import EnvironmentLacks, UsageError
+from paceline.collectives.gloo_group import check_asked
 from paceline.collectives.message_schedules import Algorithm
 from paceline.collectives.mpi.process_group import BACKEND, MpiProcessGroup
 from paceline.collectives.recorder import GroupDescription
@@ -38,6 +39,7 @@ class Options:
 
 def _create_group(given: Any, options: Any) -> MpiProcessGroup:
     """Create a group; torch calls this for each group that contains this rank."""
+    check_asked(BACKEND)
     members = list(given.global_ranks_in_group)
     if not members:  # the default group
         check_world(given.group_rank, given.group_size)
