@@ -10,6 +10,7 @@ host, as tensors on a GPU do with an MPI that knows nothing of GPUs.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -27,7 +28,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import paceline.mpi
-from paceline.base.errors import TimedOut
+from paceline.base.errors import CallsDiffer, TimedOut
 from paceline.collectives import buffers
 from paceline.train.rank.operations import recording
 
@@ -36,6 +37,7 @@ TYPES = [
     torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64,
     torch.uint64, torch.bool, torch.float8_e4m3fn,
 ]  # fmt: skip
+ALGORITHMS = ("auto", "native", "ring", "recursive-doubling")
 SHORT_S = 5.0  # it also limits the making of a group, for which busy hosts needed more than 2 s
 
 
@@ -134,6 +136,43 @@ def check_futures_of_messages(rank: int, size: int) -> None:
     assert doubled.done()
     assert torch.equal(doubled.value(), numbers(0, 1_000_000) * 2)
     assert work.is_completed()
+
+
+def check_callbacks_that_wait(rank: int, size: int) -> None:
+    def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        work = dist.all_reduce(future.value()[0], async_op=True)
+        return work.get_future().wait()[0]
+
+    work = dist.all_reduce(torch.full((3,), rank + 1.0), async_op=True)
+    assert work.get_future().then(again).wait().tolist() == [size * size * (size + 1) / 2] * 3
+
+
+def check_tensors_of_inference_mode(rank: int, size: int) -> None:
+    with torch.inference_mode():
+        half, whole = torch.ones(4, dtype=torch.bfloat16), torch.empty(2 * size)
+        dist.all_reduce(half, async_op=True).wait()
+        dist.all_gather_single(whole, torch.full((2,), float(rank)), async_op=True).wait()
+        assert half.tolist() == [size] * 4
+        assert whole[::2].tolist() == list(range(size))
+
+
+def check_calls_that_differ(rank: int, size: int) -> None:
+    def other(group: dist.ProcessGroup) -> None:
+        dist.all_reduce(torch.ones(7), group=group)
+
+    calls = [
+        lambda group: dist.all_reduce(torch.ones(6), group=group),
+        lambda group: dist.broadcast(torch.ones(7), 0, group=group),
+        lambda group: dist.broadcast(torch.ones(0), 0, group=group),
+        lambda group: dist.all_gather([torch.ones(7)] * size, torch.ones(7), group=group),
+        lambda group: dist.barrier(group=group),
+    ]
+    for call, algorithm in itertools.product(calls, ALGORITHMS):
+        group = dist.new_group(pg_options=paceline.mpi.Options(algorithm=algorithm))
+        for _ in range(2):
+            with pytest.raises(CallsDiffer, match=r"rank 0: .*: all_reduce sum 7 of float32"):
+                (call if rank == 0 else other)(group)
+        dist.destroy_process_group(group)
 
 
 def check_batches(rank: int, size: int) -> None:
@@ -255,6 +294,7 @@ CHECKS: list[Callable[[int, int], None]] = [
     check_moving_every_type, check_parts_of_different_sizes, check_sixteen_bits_are_rounded_once,
     check_other_reductions, check_groups_that_overlap, check_futures_of_messages, check_batches,
     check_functional, check_objects, check_recording, check_profile,
+    check_callbacks_that_wait, check_tensors_of_inference_mode, check_calls_that_differ,
     check_messages_that_nobody_sends, check_messages_of_a_group_name_ranks_of_the_world,
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,26 @@ from numpy.typing import NDArray
 from paceline.collectives.errors import CallsDiffer, PacelineError, PeerLost, TimedOut
 
 _HEAD = struct.Struct("QQ")  # number and checksum of a call
-_TEXT_BYTES = 240
-_PLACE = struct.Struct(f"{_TEXT_BYTES}s")
+TEXT_BYTES = 240
+_PLACE = struct.Struct(f"{TEXT_BYTES}s")
 _RECORDS = 2
 
 
 def agreement_bytes(size: int) -> int:
     """Return the shared bytes that `size` ranks need together."""
-    return _RECORDS * size * (_HEAD.size + _TEXT_BYTES)
+    return _RECORDS * size * (_HEAD.size + TEXT_BYTES)
+
+
+def calls_differ(calls: Mapping[str, str]) -> CallsDiffer:
+    """Return the error for all ranks. calls: by name of the rank."""
+    callers: dict[str, list[str]] = {}
+    for name, call in calls.items():
+        callers.setdefault(call, []).append(name)
+    said = "; ".join(f"{', '.join(names)}: {call}" for call, names in callers.items())
+    return CallsDiffer(
+        f"the ranks of the group call different things at the same time: {said}. "
+        "All must make the same calls in the same order with the same sizes and types"
+    )
 
 
 class Agreement:
@@ -46,7 +58,7 @@ class Agreement:
         heads = _RECORDS * ranks * _HEAD.size
         self._heads = memory[:heads].reshape(_RECORDS, ranks * _HEAD.size)
         self._head_views = [memoryview(each) for each in self._heads]
-        self._texts = memory[heads:].reshape(_RECORDS, ranks * _TEXT_BYTES)
+        self._texts = memory[heads:].reshape(_RECORDS, ranks * TEXT_BYTES)
         self._text_views = [memoryview(each) for each in self._texts]
         self._number = 0
         self._all_equal = b""  # the heads of all ranks if they agree; empty once compared
@@ -56,7 +68,7 @@ class Agreement:
         self._number += 1
         turn = self._number % _RECORDS
         text = call.encode()
-        _PLACE.pack_into(self._text_views[turn], self._rank * _TEXT_BYTES, text)
+        _PLACE.pack_into(self._text_views[turn], self._rank * TEXT_BYTES, text)
         head = _HEAD.pack(self._number, zlib.crc32(text))
         start = self._rank * _HEAD.size
         self._head_views[turn][start : start + _HEAD.size] = head
@@ -91,25 +103,16 @@ class Agreement:
         here = [rank for rank in self._ranks if reason is None or heads[rank][0] == number]
         if len({heads[rank] for rank in here}) == 1:
             return  # the others have not come
-        calls: dict[tuple[int, int], list[int]] = {}
-        for rank in here:
-            calls.setdefault(heads[rank], []).append(rank)
-        said = "; ".join(
-            f"{self._names_of(ranks)}: {self._text(ranks[0])}" for ranks in calls.values()
-        )
-        raise CallsDiffer(
-            f"the ranks of the group call different things at the same time: {said}. "
-            "All must make the same calls in the same order with the same sizes and types"
-        ) from reason
+        calls = {rank: self._text(rank) for rank in here}
+        if len(set(calls.values())) == 1:  # one has made fewer calls before
+            calls = {rank: f"call {heads[rank][0]}, {text}" for rank, text in calls.items()}
+        raise calls_differ({self._names[rank]: text for rank, text in calls.items()}) from reason
 
     @property
     def _ranks(self) -> range:
         return range(len(self._names))
 
-    def _names_of(self, ranks: Sequence[int]) -> str:
-        return ", ".join(self._names[rank] for rank in ranks)
-
     def _text(self, rank: int) -> str:
         turn = self._number % _RECORDS
-        (text,) = _PLACE.unpack_from(self._text_views[turn], rank * _TEXT_BYTES)
+        (text,) = _PLACE.unpack_from(self._text_views[turn], rank * TEXT_BYTES)
         return bytes(text).rstrip(b"\0").decode(errors="ignore")

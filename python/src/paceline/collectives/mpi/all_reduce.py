@@ -17,10 +17,10 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from paceline.collectives.errors import EnvironmentLacks
+from paceline.collectives.errors import EnvironmentLacks, TimedOut
 from paceline.collectives.message_schedules import Algorithm, between_hosts, chunks
-from paceline.collectives.mpi.message_collectives import MessageCollectives, Traffic
-from paceline.collectives.mpi.point_to_point import RankNames, complete
+from paceline.collectives.mpi.message_collectives import Meeting, MessageCollectives, Traffic
+from paceline.collectives.mpi.point_to_point import RankNames, complete, poll_until
 from paceline.collectives.recorder import GroupDescription
 from paceline.collectives.shared_memory import HostGroup, Leaders, open_host_group
 from paceline.collectives.torch_internals import Store
@@ -206,7 +206,9 @@ class AllReduce:
         self._limit_s = limit_s
         self._requested = algorithm
         self._hosts = hosts_of(comm)
+        self._world_rank = names.world_ranks[comm.rank]
         self._host_group: HostGroup | None = None
+        self._meeting: Meeting | None = None  # of the ranks, until they have compared their calls
         self._reason_not_shared: str | None = None
         self._hierarchy: Hierarchy | None = None
         self._messages: MessageCollectives | None = None
@@ -233,13 +235,48 @@ class AllReduce:
             algorithm=algorithm, sent_bytes=traffic.bytes, sent_messages=traffic.messages
         )
 
-    def synchronise(self, name: str) -> None:
-        """Wait until every rank has reached operation `name`; see GroupCore._submit."""
-        if self._host_group is not None and len(set(self._hosts)) == 1:
-            self._host_group.synchronise(name)
-        else:
-            world_rank = self._names.world_ranks[self._rank]
-            complete(self._comm.Ibarrier(), name, world_rank, self._limit_s)
+    def begin(self, name: str, call: str, *, must_wait: bool) -> None:
+        """Begin operation `name`, which this rank calls in words that are the same on all ranks.
+
+        must_wait: wait until every rank has reached it; see GroupCore._submit. Raises CallsDiffer
+        on all ranks if they call different things; without a wait, that may be found later, while
+        messages are under way or by `end`.
+        """
+        if (group := self._whole_group()) is not None:
+            group.agreement.begin(call)
+            if must_wait:
+                group.synchronise(name)
+            return
+        self._meeting = Meeting(self._comm, call, self._names)
+        if must_wait or self._algorithm == "native":  # which cannot be given up
+            complete(self._meeting.request, name, self._world_rank, self._limit_s)
+            self._check()
+
+    def end(self, name: str, error: Exception | None = None) -> None:
+        """End an operation, with the error that this rank has got.
+
+        Raises CallsDiffer if the ranks have called different things, of which the error comes.
+        """
+        if (group := self._whole_group()) is not None:
+            if error is None:
+                group.agreement.end(name)
+        elif (meeting := self._meeting) is not None:
+            if error is None:
+                complete(meeting.request, name, self._world_rank, self._limit_s)
+            else:  # after a time-out, what has come counts; otherwise a peer may still come
+                limit_s = 0.0 if isinstance(error, TimedOut) else self._limit_s
+                poll_until(meeting.request.Test, limit_s)
+            self._check(error)
+
+    def _check(self, reason: Exception | None = None) -> None:
+        """Raise CallsDiffer if all ranks have said what they call, and it differs."""
+        if self._meeting is not None and self._meeting.request.Test():
+            meeting, self._meeting = self._meeting, None
+            meeting.compare(reason)
+
+    def _whole_group(self) -> HostGroup | None:
+        """Return the ranks of this host if they share memory and are all."""
+        return self._host_group if len(set(self._hosts)) == 1 else None
 
     def describe(self) -> GroupDescription:
         """Return which algorithm reduces messages of which size, for the records."""
@@ -277,12 +314,16 @@ class AllReduce:
         if algorithm in {"auto", "hierarchical"} and levels and self._share_memory(store):
             if hosts == 1:
                 return "shared"
-            self._hierarchy = Hierarchy(self._comm, self._hosts, self._host_group, self._limit_s)
+            self._hierarchy = Hierarchy(
+                self._comm, self._hosts, self._host_group, self._limit_s, self._check
+            )
         if algorithm == "hierarchical" and self._hierarchy is None:
             algorithm = "auto"
         if algorithm not in {"native", "hierarchical"}:
             self._messages_comm = self._comm.Dup()
-            self._messages = MessageCollectives(self._messages_comm, self._names, self._limit_s)
+            self._messages = MessageCollectives(
+                self._messages_comm, self._names, self._limit_s, self._check
+            )
         return algorithm
 
     def _share_memory(self, store: Store) -> bool:
@@ -302,7 +343,6 @@ class AllReduce:
         if algorithm == "alone":
             return Traffic()
         if algorithm == "native":
-            self.synchronise("allreduce")
             for span in chunks(len(buffer), _NATIVE_BYTES // buffer.itemsize):
                 operation = _NATIVE_OPERATIONS[ufunc]
                 self._comm.Allreduce(MPI.IN_PLACE, buffer[span.slice], operation)
@@ -332,8 +372,7 @@ class AllReduce:
 
     def _agree(self, value: Any) -> Any:
         """Return rank 0's value on all ranks."""
-        world_rank = self._names.world_ranks[self._rank]
-        return of_rank_0(value, self._comm, world_rank, self._limit_s)
+        return of_rank_0(value, self._comm, self._world_rank, self._limit_s)
 
 
 def combined_statistics(parts: Sequence[CollectiveStatistics]) -> CollectiveStatistics | None:
@@ -363,10 +402,15 @@ class Hierarchy:
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, hosts: Sequence[int], group: HostGroup | None, limit_s: float
+        self,
+        comm: MPI.Intracomm,
+        hosts: Sequence[int],
+        group: HostGroup | None,
+        limit_s: float,
+        check: Callable[[], None],
     ) -> None:
         """Construct; collective. hosts: for each rank a number that is the same for all ranks of a
-        host. group: ranks of this host; None for a single rank."""
+        host. group: ranks of this host; None for a single rank. check: see MessageCollectives."""
         self._leaders = leaders = Leaders(hosts, comm.rank)
         self._group = group
         self._hosts = len(set(hosts))
@@ -375,7 +419,7 @@ class Hierarchy:
         self._messages: MessageCollectives | None = None
         if leaders.include_this_rank:
             names = RankNames.gather(self._leader_comm, limit_s)
-            self._messages = MessageCollectives(self._leader_comm, names, limit_s)
+            self._messages = MessageCollectives(self._leader_comm, names, limit_s, check)
 
     def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> Traffic:
         """Reduce a flat array over all ranks in place; all ranks get bit-identical results.

@@ -154,11 +154,14 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         results: list[Any],
         inputs: list[Tensor],
         *,
+        said: str | None = None,
         synchronise: bool = True,
     ) -> PendingWork:
-        """Queue `call`. With `synchronise`, it begins when every rank has reached it.
+        """Queue `call`. With `synchronise`, it begins when every rank has reached it; otherwise it
+        meets the others itself.
 
-        results: content of the work's future. inputs: this rank's tensors.
+        results: content of the work's future. inputs: this rank's tensors. said: the call in words
+        that are the same on all ranks.
 
         Ranks synchronise first for three reasons: MPI would spin while it waits for a late peer and
         take the core from a running backward pass; it would wait without limit; and it could not
@@ -174,9 +177,15 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         def carry_out() -> None:
             try:
                 wait_for_inputs()
-                if synchronise:
-                    self._reductions.synchronise(name)
-                statistics = call()
+                # Results may be tensors of inference mode, which only that mode may write.
+                with torch.inference_mode():
+                    self._reductions.begin(name, said or name, must_wait=synchronise)
+                    try:
+                        statistics = call()
+                    except Exception as error:
+                        self._reductions.end(name, error)
+                        raise
+                    self._reductions.end(name)
                 device_wait(inputs)()
             finally:
                 end_profile_event()

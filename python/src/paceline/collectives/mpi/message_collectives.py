@@ -18,8 +18,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from paceline.collectives.agreement import TEXT_BYTES, calls_differ
 from paceline.collectives.buffers import reduce_in_order
-from paceline.collectives.errors import PeerLost, TimedOut
+from paceline.collectives.errors import CallsDiffer, PeerLost, TimedOut
 from paceline.collectives.message_schedules import (
     ALGORITHMS,
     MESSAGE_BYTES,
@@ -42,8 +43,18 @@ class MessageCollectives:
     or, if MPI fails, PeerLost; both name the ranks that have not answered.
     """
 
-    def __init__(self, comm: MPI.Comm, names: RankNames, limit_s: float) -> None:
-        """names: names of the ranks of `comm`. limit_s: limit of every operation."""
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        names: RankNames,
+        limit_s: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """names: names of the ranks of `comm`. limit_s: limit of every operation.
+
+        check: called while messages are under way; an error that it raises gives them up.
+        """
+        self._check = check
         self._comm, self._names, self._limit_s = comm, names, limit_s
         self._rank, self._size = comm.rank, comm.size
         self._scratch: dict[int, NDArray[np.uint8]] = {}  # receive memory by channel
@@ -104,7 +115,11 @@ class MessageCollectives:
         pause = AdaptivePause()
         while pending:
             try:
+                self._check()
                 ended = set(MPI.Request.Testsome([message.request for message in pending]) or ())
+            except CallsDiffer:
+                self._abandoned += [pending, memory, self._scratch]
+                raise
             except MPI.Exception as error:
                 raise PeerLost(self._explained(pending, operation, f"failed: {error}")) from error
             if not ended and time.monotonic() > deadline:
@@ -182,6 +197,27 @@ class MessageCollectives:
             f"rank {own}: MPI {operation} {what}: still to {', '.join(missing)}; look at the other "
             "ranks' logs"
         )
+
+
+class Meeting:
+    """Exchange of what the ranks of a communicator call, under way beside their messages."""
+
+    def __init__(self, comm: MPI.Intracomm, call: str, names: RankNames) -> None:
+        """Begin; collective. call: of this rank, in words."""
+        self._names = names
+        self._own = np.zeros(TEXT_BYTES, np.uint8)
+        text = np.frombuffer(call.encode()[:TEXT_BYTES], np.uint8)
+        self._own[: len(text)] = text
+        self._calls = np.zeros((comm.size, TEXT_BYTES), np.uint8)
+        self.request = comm.Iallgather(self._own, self._calls)
+
+    def compare(self, reason: Exception | None) -> None:
+        """Raise CallsDiffer if the calls differ; the exchange has ended. reason: what made known
+        that they may."""
+        if (self._calls != self._own).any():
+            texts = [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in self._calls]
+            names = [f"rank {rank}" for rank in self._names.world_ranks]
+            raise calls_differ(dict(zip(names, texts, strict=True))) from reason
 
 
 @lru_cache(maxsize=256)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
+from paceline.collectives.arguments import described, name_of
 from paceline.collectives.buffers import concatenated, reduce_tensors, reduction_of
 from paceline.collectives.mpi.all_reduce import CollectiveStatistics, combined_statistics
 from paceline.collectives.mpi.collectives import message_of
@@ -39,8 +41,9 @@ class MpiProcessGroup(GroupCore):
             reduce = self._reductions.allreduce
             return combined_statistics(reduce_tensors(tensors, reductions, reduce, self._size))
 
-        # All-reduce synchronises the ranks itself.
-        return self._submit("allreduce", call, tensors, tensors, synchronise=False)
+        # Its messages wait for the other ranks.
+        said = described("allreduce", tensors, name_of(reductions))
+        return self._submit("allreduce", call, tensors, tensors, said=said, synchronise=False)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
         return self.allreduce(tensors, opts)
@@ -57,7 +60,8 @@ class MpiProcessGroup(GroupCore):
             kept = tensor if self._rank == opts.rootRank else tensor.detach().clone()
             return reduce_tensors([kept], [reduction], self._reductions.allreduce, self._size)[0]
 
-        return self._submit("reduce", call, tensors, tensors, synchronise=False)
+        said = described("reduce", tensors, reduction.name, "to", opts.rootRank)
+        return self._submit("reduce", call, tensors, tensors, said=said, synchronise=False)
 
     def reduce_scatter(
         self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any
@@ -70,7 +74,8 @@ class MpiProcessGroup(GroupCore):
             lengths = [part.numel() for part in inputs]
             self._collectives.reduce_scatter(output, concatenated(inputs), lengths, reduction)
 
-        return self._submit("reduce_scatter", call, output_tensors, inputs)
+        said = described("reduce_scatter", inputs, reduction.name)
+        return self._submit("reduce_scatter", call, output_tensors, inputs, said=said)
 
     def reduce_scatter_single(self, output: Tensor, own: Tensor, opts: Any = None) -> PendingWork:
         """Do the same as reduce_scatter with tensors that hold the parts of all ranks
@@ -89,7 +94,8 @@ class MpiProcessGroup(GroupCore):
                 lengths = [output.numel()] * self._size
                 self._collectives.reduce_scatter(output, own, lengths, reduction)
 
-        return self._submit("reduce_scatter", call, outputs, inputs)
+        said = described("reduce_scatter", inputs, name_of(reductions), "of one of")
+        return self._submit("reduce_scatter", call, outputs, inputs, said=said)
 
     # -- data movement -------------------------------------------------------------------------
 
@@ -101,7 +107,8 @@ class MpiProcessGroup(GroupCore):
             for tensor in tensors:
                 self._collectives.broadcast(tensor, root)
 
-        return self._submit("broadcast", call, tensors, tensors)
+        said = described("broadcast", tensors, "from", root)
+        return self._submit("broadcast", call, tensors, tensors, said=said)
 
     def allgather(
         self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], _opts: Any = None
@@ -113,7 +120,8 @@ class MpiProcessGroup(GroupCore):
             for outputs, own in zip(output_tensors, input_tensors, strict=True):
                 self._collectives.all_gather(outputs, own)
 
-        return self._submit("allgather", call, output_tensors, input_tensors)
+        said = described("allgather", [*chain(*output_tensors)])
+        return self._submit("allgather", call, output_tensors, input_tensors, said=said)
 
     def allgather_coalesced(
         self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
@@ -136,7 +144,8 @@ class MpiProcessGroup(GroupCore):
             for output, own in zip(outputs, inputs, strict=True):
                 self._collectives.all_gather_single(output, own)
 
-        return self._submit("allgather", call, outputs, inputs)
+        said = described("allgather", inputs, "into one of")
+        return self._submit("allgather", call, outputs, inputs, said=said)
 
     def gather(
         self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any
@@ -145,7 +154,8 @@ class MpiProcessGroup(GroupCore):
         (own,) = input_tensors
         outputs = output_tensors[0] if output_tensors else []
         call = partial(self._collectives.gather, outputs, own, opts.rootRank)
-        return self._submit("gather", call, output_tensors, input_tensors)
+        said = described("gather", [], "to", opts.rootRank, "of", own.dtype)
+        return self._submit("gather", call, output_tensors, input_tensors, said=said)
 
     def scatter(
         self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any
@@ -154,7 +164,8 @@ class MpiProcessGroup(GroupCore):
         (own,) = output_tensors
         inputs = input_tensors[0] if input_tensors else []
         call = partial(self._collectives.scatter, own, inputs, opts.rootRank)
-        return self._submit("scatter", call, output_tensors, [own, *inputs])
+        said = described("scatter", [], "from", opts.rootRank, "of", own.dtype)
+        return self._submit("scatter", call, output_tensors, [own, *inputs], said=said)
 
     def alltoall(
         self, output_tensors: list[Tensor], input_tensors: list[Tensor], _opts: Any = None
