@@ -27,7 +27,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.collectives.arguments import (
+from paceline.collectives.agreement import (
     check_elements,
     check_parts,
     check_sizes,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
-from paceline.collectives.arguments import described, name_of
+from paceline.collectives.agreement import described, name_of
 from paceline.collectives.buffers import concatenated, reduce_tensors, reduction_of
 from paceline.collectives.mpi.all_reduce import CollectiveStatistics, combined_statistics
 from paceline.collectives.mpi.collectives import message_of
