@@ -46,7 +46,7 @@ def calls_differ(calls: Mapping[str, str]) -> CallsDiffer:
 
 
 class Agreement:
-    """What this rank and the others of a host call; one thread at a time uses it."""
+    """The calls of this rank and of the others of a host; one thread at a time uses it."""
 
     def __init__(
         self,
