@@ -27,11 +27,15 @@ from paceline.collectives.message_schedules import (
     Span,
     Step,
     all_gather_ring,
+    between_hosts,
     chunk_length,
     chunks,
     concurrent_chunks,
 )
 from paceline.collectives.mpi.point_to_point import AdaptivePause, RankNames
+from paceline.collectives.shared_memory import HostGroup, Leaders
+
+_SHORT_BYTES = 64 * 2**10  # between hosts
 
 
 class MessageCollectives:
@@ -197,6 +201,53 @@ class MessageCollectives:
             f"rank {own}: MPI {operation} {what}: still to {', '.join(missing)}; look at the other "
             "ranks' logs"
         )
+
+
+class Hierarchy:
+    """All-reduce among ranks on several hosts, each with one or more ranks.
+
+    The leaders of hosts exchange messages: in a ring, which sends the least, or, what is the same
+    between two hosts, by recursive doubling.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        hosts: Sequence[int],
+        group: HostGroup | None,
+        limit_s: float,
+        check: Callable[[], None],
+    ) -> None:
+        """Construct; collective. hosts: for each rank a number that is the same for all ranks of a
+        host. group: ranks of this host; None for a single rank. check: see MessageCollectives."""
+        self._leaders = leaders = Leaders(hosts, comm.rank)
+        self._group = group
+        self._hosts = len(set(hosts))
+        color = leaders.local_rank if leaders.include_this_rank else MPI.UNDEFINED
+        self._leader_comm = comm.Split(color, comm.rank)
+        self._messages: MessageCollectives | None = None
+        if leaders.include_this_rank:
+            names = RankNames.gather(self._leader_comm, limit_s)
+            self._messages = MessageCollectives(self._leader_comm, names, limit_s, check)
+
+    def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> Traffic:
+        """Reduce a flat array over all ranks in place; all ranks get bit-identical results.
+
+        Return the traffic that this rank sent to other hosts.
+        """
+        sent = self._leaders.allreduce(buffer, ufunc, self._group, self._exchange)
+        return sent or Traffic()
+
+    def _exchange(self, part: NDArray[Any], ufunc: np.ufunc) -> Traffic:
+        assert self._messages is not None, "this rank is a leader"
+        is_short = part.nbytes <= _SHORT_BYTES
+        algorithm = "recursive-doubling" if is_short else between_hosts(self._hosts)
+        return self._messages.allreduce(part, ufunc, algorithm)
+
+    def close(self) -> None:
+        """Free the communicator; collective."""
+        if self._messages is not None:
+            self._leader_comm.Free()
 
 
 class Meeting:
