@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import gc
 import resource
+import sys
 
 import pytest
+from tests.support.commands import run_command
 
 from paceline.base.host.memory import limited_private_memory, own_memory, permanent_objects
 
@@ -34,6 +36,33 @@ def test_larger_allocations_fail_and_the_limit_ends():
         bytearray(limit_bytes)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     assert len(bytearray(16 * MIB)) == 16 * MIB
+
+
+FULL = """
+import resource, threading
+from paceline.base.host.memory import limited_private_memory
+with limited_private_memory(32 * 2**20):
+    kept = []
+    size = 2**20
+    while size > 16:
+        try:
+            kept.append(bytearray(size))
+        except MemoryError:
+            size //= 2
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(True))
+    thread.start()
+    thread.join()
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+kept.clear()
+print(ended, threading.Thread.start.__name__)
+"""
+
+
+def test_a_thread_starts_also_where_the_limit_leaves_no_memory():
+    """Otherwise `start` fails, or waits for ever for a thread that could not say that it runs."""
+    run = run_command([sys.executable, "-c", FULL], 60)
+    assert (run.returncode, run.stdout) == (0, "[True] start\n"), run.stderr
 
 
 def test_collector_ignores_what_was_made_meanwhile_and_works_again():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,9 +55,34 @@ def limited_private_memory(size: int, proc: Path = Path("/proc/self")) -> Iterat
     lowest = min([reserved, *limits])
     resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
     try:
-        yield
+        with _threads_start_without(lowest, soft, hard):
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@contextmanager
+def _threads_start_without(lowest: int, soft: int, hard: int) -> Iterator[None]:
+    """Lift the limit while a thread of Python starts.
+
+    A new thread that gets no memory dies before it says that it runs, and `start`, of any library,
+    would wait for that for ever (CPython 3.11).
+    """
+    start, starting = threading.Thread.start, threading.Lock()
+
+    def start_unlimited(self: threading.Thread) -> None:
+        with starting:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+            try:
+                start(self)
+            finally:
+                resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
+
+    threading.Thread.start = start_unlimited  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
 
 
 @contextmanager
