@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.running import running
 
-from paceline.base.host import cleaner
+from paceline.base.host import cleaner, locks
 from paceline.base.host.processes import TOKEN_VARIABLE, is_alive, parent_of
 from paceline.collectives.host import wait_until
 from paceline.runner.launchers.supervise import temporary_folders
@@ -72,6 +72,24 @@ def test_folders_of_a_killed_owner_are_removed(token: str) -> None:
         folders = [Path(owner.stdout.readline().strip()) for _ in range(2)]
         assert all(folder.is_dir() for folder in folders)
     assert wait_until(lambda: not any(folder.exists() for folder in folders), LIMIT_S)
+
+
+def test_folders_of_which_all_processes_were_killed_are_removed_by_a_later_trial(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(OWNER, token) as owner:
+        assert owner.stdout is not None
+        folders = [Path(owner.stdout.readline().strip()) for _ in range(2)]
+        for pid in (p for p in map(int, _pids()) if parent_of(p) == owner.pid):
+            os.kill(pid, signal.SIGKILL)  # the cleaner
+    assert all(folder.is_dir() for folder in folders)
+    monkeypatch.setattr(locks, "_NEW_S", -1.0)
+    with temporary_folders(token):
+        assert not any(folder.exists() for folder in folders)
+
+
+def _pids() -> list[str]:
+    return [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def test_process_that_does_not_end_is_killed(

@@ -77,13 +77,14 @@ def _warn_without_locks(_device: int) -> None:
 
 
 @contextmanager
-def own_folder(prefix: str) -> Iterator[Path]:
+def own_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """Yield a new temporary folder and remove it at the end. Raises OSError if it cannot be made.
 
-    This process keeps it locked. Folders with the same prefix that nobody has locked are of killed
-    processes; those of this user are removed first.
+    parent: default: the folder for temporary files. This process keeps it locked. Folders with the
+    same prefix that nobody has locked are of killed processes; those of this user are removed
+    first.
     """
-    parent = Path(tempfile.gettempdir())
+    parent = parent or Path(tempfile.gettempdir())
     for found in parent.glob(f"{prefix}*"):
         _remove_if_abandoned(found)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))

@@ -11,10 +11,8 @@ import inspect
 import math
 import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,6 +22,7 @@ from pathlib import Path
 
 from paceline.base.errors import PacelineWarning
 from paceline.base.host import cleaner
+from paceline.base.host.locks import own_folder
 from paceline.base.host.processes import (
     TOKEN_VARIABLE,
     end_processes,
@@ -54,7 +53,7 @@ EXIT_S = 60.0
 # Slurm and Kubernetes end a job 30 s after SIGTERM by default; the launcher's end takes 5 to 10 s.
 _CHECKPOINT_S = 15.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the folder itself has a random name)
-_PREFIX = "paceline-"
+_PREFIX = "paceline-trial-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,17 +346,15 @@ def temporary_folders(token: str) -> Iterator[TemporaryFolders]:
     mpirun and Spark remove their temporary files at their end, but not when they are killed. Open
     MPI then leaves 16 MiB of shared memory for each rank, Spark its local folders and unpacked
     libraries. If this process is killed, another one removes the folders and ends all processes
-    with `token`.
+    with `token`; if that is killed as well, a later trial removes the folders.
     """
-    disk = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    has_memory = os.access(_SHARED_MEMORY, os.W_OK)
-    memory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_SHARED_MEMORY if has_memory else disk))
-    with _cleaner(token, disk, memory):
-        try:
+    with own_folder(_PREFIX) as disk:
+        has_memory = os.access(_SHARED_MEMORY, os.W_OK)
+        with (
+            own_folder(_PREFIX, _SHARED_MEMORY if has_memory else disk) as memory,
+            _cleaner(token, disk, memory),
+        ):
             yield TemporaryFolders(disk, memory)
-        finally:
-            for folder in (disk, memory):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -14,7 +14,12 @@ from paceline.base.host.programs import MachineFinding, Tool, tool_finding
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import rank_environment
-from paceline.runner.launchers.base import Command, first_named, shared_memory_of_mpi
+from paceline.runner.launchers.base import (
+    Command,
+    TemporaryFolders,
+    first_named,
+    shared_memory_of_mpi,
+)
 from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
 from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.runner.preflight.this_host import check_trial
@@ -44,10 +49,15 @@ class TorchrunLauncher:
         argv = [str(find_torchrun().path), *agent_arguments(trial, trial.id, str(rendezvous))]
         argv += ["-m", "paceline.runner.launchers.torchrun", "--trial", str(files.trial)]
         environment = {**rank_environment(trial), **ENVIRONMENT}
-        return Command(argv=tuple(argv), environment=environment, temporary=shared_memory_of_mpi)
+        return Command(argv=tuple(argv), environment=environment, temporary=_temporary)
 
     def failed_rank(self, log_text: str) -> int | None:
         return first_named(_FAILURES, log_text)
+
+
+def _temporary(folders: TemporaryFolders) -> dict[str, str]:
+    """Return the variables for temporary files; the agent leaves a folder for logs otherwise."""
+    return {**shared_memory_of_mpi(folders), "PET_LOG_DIR": str(folders.disk)}  # --log-dir
 
 
 def agent_arguments(trial: Trial, run_id: str, rendezvous: str) -> list[str]:
