@@ -112,12 +112,21 @@ def usable_cores() -> int:
 
 
 def default_cache_dir() -> Path:
-    """Return $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
+    """Return $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline.
+
+    Raises EnvironmentLacks without a home directory.
+    """
     if own := os.environ.get("PACELINE_CACHE"):
         return Path(own)
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base, "paceline")
-    return Path.home() / ".cache" / "paceline"
+    try:
+        return Path.home() / ".cache" / "paceline"
+    except RuntimeError:  # no HOME, and the user id has no entry in /etc/passwd
+        raise EnvironmentLacks(
+            f"expected a home directory for data sets that are made, found neither HOME nor an "
+            f"entry of user id {os.geteuid()} in /etc/passwd; set PACELINE_CACHE to a folder"
+        ) from None
 
 
 def cpu_model() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -92,12 +93,25 @@ def major_version(spark: Tool) -> int:
     return int(spark.version.partition(".")[0])
 
 
+def _check_user_name() -> None:
+    """Raise EnvironmentLacks if this user has no name, without which Hadoop's login fails."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        raise EnvironmentLacks(
+            f"Spark: expected a name for user id {os.geteuid()}, found none in /etc/passwd; start "
+            "the container with a user that it knows, or mount an /etc/passwd that has this id"
+        ) from None
+
+
 def find_java_for_spark(environment: Mapping[str, str] = os.environ) -> Tool:
     """Return the Java in use.
 
-    Raises EnvironmentLacks if there is none, if there is no Spark, or if this Java lacks a module
-    that this Spark loads: since version 4 `spark-submit` starts Java with jdk.incubator.vector.
+    Raises EnvironmentLacks if there is none, if there is no Spark, if the user has no name, or if
+    this Java lacks a module that this Spark loads: since version 4 `spark-submit` starts Java with
+    jdk.incubator.vector.
     """
+    _check_user_name()
     java, spark = find_java(environment), find_spark(environment)
     if major_version(spark) >= 4 and _VECTOR_MODULE not in module_names(java.path):
         raise EnvironmentLacks(
