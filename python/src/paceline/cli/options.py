@@ -14,6 +14,7 @@ import click
 
 from paceline.base.errors import DataError
 from paceline.base.host.messages import say
+from paceline.base.host.regular_files import irregular_file
 from paceline.base.host.remote_files import how_to_fetch
 from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
@@ -23,6 +24,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
 Decorator = Callable[[Decorated], Decorated]
 
 RUNS = Path("runs")
+_MADE = TrialFiles(Path()).made.name  # by a user's script
 count = click.IntRange(min=1)
 seed = click.IntRange(min=0)
 
@@ -36,6 +38,11 @@ def existing_run(value: str | Path) -> Path:
         )
     path = Path(value)
     if path.is_dir():
+        irregular = irregular_file(path, unread=_MADE)
+        if irregular is not None:
+            raise click.BadParameter(
+                f"{irregular}: expected a file, got a pipe, a device or a socket; remove it"
+            )
         return path
     siblings = [each.name for each in path.parent.glob("*") if each.is_dir()]
     close = get_close_matches(path.name, siblings)

@@ -22,6 +22,7 @@ from paceline.plan.spec.values import BASELINE
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+_MOST_BYTES = 16 * 2**20  # of a spec
 _EXAMPLES = "training.max_steps=8, workloads.0.global_batch=16"
 
 
@@ -170,7 +171,14 @@ def _read(name_or_path: str) -> tuple[str, str]:
         return shipped[name_or_path], f"shipped experiment {name_or_path!r}"
     path = Path(name_or_path)
     try:
-        return path.read_text(encoding="utf-8"), str(path)
+        with path.open("rb") as file:  # perhaps a pipe, as of `<(command)`
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise UsageError(
+                f"spec {name_or_path!r}: expected a TOML file, got more than "
+                f"{_MOST_BYTES >> 20} MiB"
+            )
+        return content.decode("utf-8"), str(path)
     except FileNotFoundError as error:
         raise UsageError(
             f"spec {name_or_path!r}: expected a TOML file or one of the shipped experiments "

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline.base.errors import UsageError
+from paceline.base.host.regular_files import regular_bytes
 from paceline.plan.spec.descriptors import WorkloadDescriptor
 from paceline.plan.spec.extensions import WORKLOADS
 from paceline.plan.spec.models import Experiment, WorkloadRequest
@@ -80,7 +81,7 @@ class OwnTask(WorkloadDescriptor):
         if self._file is None:
             return None
         try:
-            return hashlib.sha256(self._file.read_bytes()).hexdigest()
+            return hashlib.sha256(regular_bytes(self._file)).hexdigest()
         except OSError as error:
             raise UsageError(
                 f"task: expected the file {self._file}, got: {error.strerror}; give its path "

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from paceline.base.host.regular_files import regular_bytes
 from paceline.plan.spec.descriptors import StrategyDescriptor
 from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, quoted
 from paceline.plan.spec.model_facts import ModelFacts
@@ -341,9 +342,11 @@ def _script_fault(path: str) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # each rank says them, too
-            compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+            compile(regular_bytes(Path(path)), path, "exec", dont_inherit=True)
     except FileNotFoundError:
         return f"{path}: expected a Python file, found none"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte
         return f"{path}: expected Python, got {error}"
     return None
