@@ -161,7 +161,7 @@ def test_what_cannot_be_rendered_is_told(paceline: Cli, tmp_path: Path) -> None:
     assert rendered.returncode == 0, rendered.stderr
     assert "left out tiny.mpi.gloo" in rendered.stderr
     assert "does not exist yet" in rendered.stderr
-    assert f"next: in {tmp_path}/jobs, `sbatch --wait FILE`" in rendered.stderr
+    assert f"next: `bash {tmp_path}/jobs/submit.sh` submits all trials" in rendered.stderr
     assert "then `paceline compare " in rendered.stderr
     written = [Path(line).suffix for line in rendered.stdout.splitlines()]
-    assert written == [".sbatch", ".json"]
+    assert written == [".sbatch", ".json", ".sh"]

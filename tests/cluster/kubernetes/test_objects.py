@@ -38,8 +38,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 def rendered(text: str) -> list[dict[str, Any]]:
-    found = render_kubernetes(planned(text), _SETTINGS).files.values()
-    return [document for text in found for document in yaml.safe_load_all(text)]
+    found = render_kubernetes(planned(text), _SETTINGS).files
+    objects = [text for name, text in found.items() if name.endswith(".yaml")]
+    return [document for text in objects for document in yaml.safe_load_all(text)]
 
 
 def pod_templates(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from paceline.measure.records.files import write_text
 from paceline.plan.spec import Experiment, load_spec
 from paceline.plan.spec.values import is_remote
 from paceline.plan.trials.trial import Trial
-from paceline.runner.launchers.schedulers.files import Places, Rendered
+from paceline.runner.launchers.schedulers.files import SUBMIT, Places, Rendered
 from paceline.runner.launchers.schedulers.kubernetes import (
     MOUNT,
     KubernetesSettings,
@@ -105,8 +105,8 @@ def slurm(
     folder = out or Path(f"{experiment.name}-slurm")
     _write(folder, render_slurm(trials, settings))
     say(
-        f"next: in {folder}, `sbatch --wait FILE` for each .sbatch file, one after the other in "
-        f"this order; then `paceline compare {settings.places.run_dir}`"
+        f"next: `bash {folder / SUBMIT}` submits all trials, of which one runs at a time; then "
+        f"`paceline compare {settings.places.run_dir}`"
     )
 
 
@@ -157,8 +157,7 @@ def _from_here(path: str) -> str:
     "--memory-gib",
     metavar="GIB",
     type=positive,
-    default=4.0,
-    help="Memory of a rank.",
+    help="Memory of a rank; default: an estimate from the model, at least 4 GiB.",
 )
 @click.option(
     "--pull-secret",
@@ -212,8 +211,9 @@ def kubernetes(
         tolerations=tuple(map(toleration, tolerations)),
         **settings,
     )
-    rendered = render_kubernetes(trials, given)
-    _write(out or Path(f"{experiment.name}-kubernetes"), rendered)
+    folder = out or Path(f"{experiment.name}-kubernetes")
+    _write(folder, render_kubernetes(trials, given))
+    say(f"next: `bash {folder / SUBMIT}` runs one trial after another with kubectl")
 
 
 def _label(text: str) -> tuple[str, str]:

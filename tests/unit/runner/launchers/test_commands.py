@@ -420,6 +420,21 @@ def test_hostfile_with_too_little_room_is_refused(text, complaint, preflight, tm
         preflight("mpi", nodes=2, interface="eth0", launcher_options={"hostfile": str(hostfile)})
 
 
+def test_nodes_of_a_slurm_allocation_need_srun(preflight, monkeypatch, tmp_path):
+    several = {"nodes": 2, "interface": "eth0"}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    preflight("mpi", **several)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    with pytest.raises(EnvironmentLacks, match=r"inside a Slurm allocation .* expected srun"):
+        preflight("mpi", **several)
+    preflight("mpi")  # daemons are on other nodes only
+    by_ssh = {"arguments": ["--prtemca", "plm", "ssh"]}
+    preflight("mpi", **several, launcher_options=by_ssh)
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    preflight("mpi", **several)
+
+
 def test_missing_hostfile_is_refused(preflight):
     with pytest.raises(EnvironmentLacks, match="/no/such"):
         preflight("mpi", nodes=2, interface="eth0", launcher_options={"hostfile": "/no/such"})

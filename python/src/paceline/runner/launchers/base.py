@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import RankStatus
 from paceline.plan.spec.extensions import LAUNCHERS, load_object
 from paceline.plan.spec.secret_values import without_secrets
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import Trial, task_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,23 @@ def launcher_for(name: str) -> Launcher:
     """Return the launcher of that name. Raises UsageError for an unknown name."""
     launcher: Launcher = load_object(LAUNCHERS.get(name).implementation)()
     return launcher
+
+
+# Memory of a rank with torch, and copies of the weights in it (weights, gradients, states of the
+# optimiser, messages).
+_RANK_MIB, _COPIES_IN_RANK = 1024, 8
+_MIB = 2**20
+
+
+def rank_memory_mib(trial: Trial) -> int:
+    """Return the memory to ask a scheduler for, for each rank: the limit of the spec, else an
+    estimate from the model."""
+    if trial.limits.rank_memory_mib is not None:
+        return trial.limits.rank_memory_mib
+    copies = _COPIES_IN_RANK * trial.placement.replicas_per_rank
+    is_script = trial.training.script is not None
+    parameter_bytes = 0 if is_script else task_facts(trial.training).parameter_bytes
+    return _RANK_MIB + math.ceil(copies * parameter_bytes / _MIB)
 
 
 def first_named(patterns: Iterable[re.Pattern[str]], log_text: str) -> int | None:

@@ -64,6 +64,7 @@ _MPI_JOB_SPEC = _closed(
                 "cleanPodPolicy": {"enum": ["None", "Running", "All"]},
                 "backoffLimit": {"type": "integer", "minimum": 0},
                 "activeDeadlineSeconds": _COUNT,
+                "ttlSecondsAfterFinished": _COUNT,
             }
         ),
         "launcherCreationPolicy": {"enum": ["AtStartup", "WaitForWorkersReady"]},

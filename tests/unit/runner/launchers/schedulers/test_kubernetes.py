@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from importlib.resources import files
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -32,8 +34,17 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten t
 
 
 def _objects(text: str = SPEC, settings: KubernetesSettings = _SETTINGS):
-    rendered = render_kubernetes(planned(text), settings)
-    documents = {name: list(yaml.load_all(text, _LOADER)) for name, text in rendered.files.items()}
+    """Return the objects by configuration: what its repeats share, and each of them."""
+    trials = planned(text)
+    rendered = render_kubernetes(trials, settings)
+    documents = {}
+    for trial in trials:
+        if f"{trial.id}.yaml" in rendered.files:
+            shared, own = yaml.load_all(rendered.files[f"{trial.id}.yaml"], _LOADER)
+            documents.setdefault(trial.configuration, [shared]).append(own)
+    assert len(rendered.files) == sum(len(each) - 1 for each in documents.values()) + bool(
+        documents
+    )
     return documents, rendered.left_out
 
 
@@ -293,8 +304,11 @@ def test_each_rank_gets_a_gpu_under_the_name_of_the_cluster() -> None:
     assert all("add --gpu-resource" in reason for reason in left_out.values())
     settings = dataclasses.replace(_SETTINGS, gpu_resource="nvidia.com/gpu")
     found: dict[str, list[str | None]] = {}
-    for text in render_kubernetes(trials, settings).files.values():
-        _, each, *_ = yaml.safe_load_all(text)
+    rendered = render_kubernetes(trials, settings).files
+    for trial in trials:
+        if trial.repeat > 0:
+            continue
+        _, each = yaml.safe_load_all(rendered[f"{trial.id}.yaml"])
         check(each)
         spec = each["spec"]
         if each["kind"] == "SparkApplication":
@@ -306,3 +320,59 @@ def test_each_rank_gets_a_gpu_under_the_name_of_the_cluster() -> None:
         found[str(each["metadata"]["name"])] = [each.get("nvidia.com/gpu") for each in resources]
     # MPIJob: the launcher has no ranks, a worker has three
     assert sorted(found.values(), key=str) == [["1"], ["2"], [None, "3"]]
+
+
+def test_objects_that_have_ended_are_removed_and_pods_have_no_token() -> None:
+    week = 7 * 24 * 3600
+    assert _of_kind("Job")[0]["spec"]["ttlSecondsAfterFinished"] == week
+    assert _of_kind("MPIJob")[0]["spec"]["runPolicy"]["ttlSecondsAfterFinished"] == week
+    assert _of_kind("SparkApplication")[0]["spec"]["timeToLiveSeconds"] == week
+    for pod in (*_pods("MPIJob"), *_pods("Job")):
+        assert pod["automountServiceAccountToken"] is False
+
+
+def test_memory_is_that_of_the_model_unless_it_is_given() -> None:
+    estimated = dataclasses.replace(_SETTINGS, memory_gib=None)
+
+    def asked(text: str) -> str:
+        documents, _ = _objects(text, estimated)
+        [job] = [each[1] for each in documents.values() if each[1]["kind"] == "MPIJob"]
+        worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
+        return worker["containers"][0]["resources"]["requests"]["memory"]
+
+    assert asked(SPEC) == f"{3 * 4096}Mi"  # three ranks of a tiny model
+    limited = SPEC.replace("trial_s = 601", "trial_s = 601\nrank_memory_mib = 6000")
+    assert asked(limited) == "18000Mi"
+
+
+_KUBECTL = """#!/bin/bash
+name=$(basename "$3")
+if [ "$1" = apply ]; then echo "apply $name" >> "$CALLS"; exit; fi
+count=$(grep -c "get $name" "$CALLS")
+echo "get $name" >> "$CALLS"
+[ "$count" -gt 0 ] || { echo " Created Running"; exit; }
+case $name in *local*.r1.yaml) echo "Suspended Failed ";; *spark*) echo " COMPLETED ";;
+    *mpi*) echo "Created Succeeded ";; *) echo "Complete ";; esac
+"""
+
+
+def test_script_starts_a_trial_when_the_one_before_it_has_ended(tmp_path: Path) -> None:
+    trials = planned(SPEC)
+    for name, text in render_kubernetes(trials, _SETTINGS).files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "kubectl").write_text(_KUBECTL)
+    (tmp_path / "sleep").write_text("#!/bin/sh\n")
+    for name in ("kubectl", "sleep"):
+        (tmp_path / name).chmod(0o755)
+    calls = tmp_path / "calls"
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(calls)}
+    ended = subprocess.run(
+        ["bash", tmp_path / "submit.sh"], env=environment, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    [failed] = [t for t in trials if t.launcher == "local" and t.repeat == 1]
+    assert ended.stderr == f"{failed.id}.yaml: failed\n"
+    names = [f"{trial.id}.yaml" for trial in trials]
+    expected = [f"{verb} {name}" for name in names for verb in ("apply", "get", "get")]
+    assert calls.read_text().splitlines() == expected

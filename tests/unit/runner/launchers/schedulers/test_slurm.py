@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 from tests.unit.runner.launchers.schedulers.all_launchers import SPEC, planned
@@ -167,3 +168,27 @@ def test_users_file_is_rendered_beside_the_trial(make_trial, tmp_path):
 
 def test_task_of_a_package_needs_no_file(make_trial):
     assert task_files(make_trial()) == {}
+
+
+_SBATCH = """#!/bin/bash
+echo "$*" >> "$CALLS"
+echo "$(wc -l < "$CALLS");cluster"
+"""
+
+
+def test_script_submits_all_trials_in_the_order_of_the_plan(tmp_path: Path) -> None:
+    trials = planned(SPEC)
+    (tmp_path / "submit.sh").write_text(_rendered()[0]["submit.sh"])
+    (tmp_path / "sbatch").write_text(_SBATCH)
+    (tmp_path / "sbatch").chmod(0o755)
+    calls = tmp_path / "calls"
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CALLS": str(calls)}
+    script = ["bash", str(tmp_path / "submit.sh")]
+    subprocess.run(script, env=environment, cwd="/", check=True, timeout=60)
+    expected = []
+    for number, trial in enumerate(trials):
+        after = f"--dependency=afterany:{number} " if number else ""
+        expected.append(f"--parsable {after}--array={trial.repeat} {trial.configuration}.sbatch")
+    assert calls.read_text().splitlines() == expected
+    once = _rendered(SPEC.replace("repeats = 3", "repeats = 1"))[0]["submit.sh"]
+    assert "--array" not in once

@@ -6,10 +6,12 @@ https://github.com/kubeflow/mpi-operator.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,7 @@ from paceline.runner.launchers.mpi.implementations import (
 from paceline.runner.launchers.schedulers.files import limit_s
 from paceline.runner.launchers.schedulers.kubernetes import (
     JOBS,
+    KEPT_S,
     PYTHON,
     KubernetesSettings,
     apart,
@@ -66,6 +69,8 @@ class MpiLauncher:
             _check_hostfile(trial, Path(options.hostfile))
         if trial.placement.nodes == 1:
             check_trial(trial)
+        else:
+            _check_srun(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         mpirun = find_mpirun(trial.option("mpirun"))
@@ -95,6 +100,19 @@ def check_mpi(trial: Trial) -> Mpirun:
     if mismatch is not None:
         raise EnvironmentLacks(mismatch)
     return mpirun
+
+
+def _check_srun(trial: Trial, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise EnvironmentLacks in a Slurm allocation without srun, which mpirun calls there."""
+    others = "plm" in " ".join(parameter_arguments(trial))
+    if others or "SLURM_JOB_ID" not in environment or shutil.which("srun") is not None:
+        return
+    raise EnvironmentLacks(
+        f"{trial.placement.nodes} nodes inside a Slurm allocation (SLURM_JOB_ID): expected srun in "
+        "PATH, with which mpirun starts its daemons on the other nodes, found none (a container "
+        "without Slurm's programs?); add its folder to PATH, or start the daemons by ssh with "
+        '[mpi] arguments = ["--prtemca", "plm", "ssh"]'
+    )
 
 
 def _check_parameters(names: Iterable[str], mpirun: Mpirun) -> None:
@@ -209,6 +227,7 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
                 "cleanPodPolicy": "Running",
                 "backoffLimit": 0,
                 "activeDeadlineSeconds": limit_s(trial),
+                "ttlSecondsAfterFinished": KEPT_S,
             },
             "launcherCreationPolicy": "WaitForWorkersReady",
             "sshAuthMountPath": _SSH_DIR,

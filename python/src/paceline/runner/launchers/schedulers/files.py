@@ -12,6 +12,7 @@ from paceline.plan.spec.models import TelemetrySettings
 from paceline.plan.spec.values import is_remote
 from paceline.plan.trials.trial import Trial
 
+SUBMIT = "submit.sh"  # the script that starts all trials in their order
 # The scheduler's limit is longer than the trial's own, whose message has a reason.
 _MARGIN_S = 300
 
@@ -93,6 +94,13 @@ def render(
         except CannotRender as reason:
             rendered.left_out[configuration] = str(reason)
     return rendered
+
+
+def with_script(rendered: Rendered, lines: Sequence[str]) -> Rendered:
+    """Return the files and the script that starts all of them; nothing if there are none."""
+    if not rendered.files:
+        return rendered
+    return Rendered({**rendered.files, SUBMIT: "\n".join([*lines, ""])}, rendered.left_out)
 
 
 def limit_s(trial: Trial) -> int:

@@ -1,4 +1,4 @@
-"""Trials as Kubernetes objects, one YAML file per configuration with an object per repeat.
+"""Trials as Kubernetes objects, a YAML file for each, and a script that applies one after another.
 
 A ConfigMap holds the planned trial. Images are those of docker/, which have the environment and the
 job scripts at fixed paths; data sets and runs are on a volume that all pods share.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from paceline.base.version import __version__
 from paceline.plan.spec.extensions import LAUNCHERS, load_object
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import rank_environment
+from paceline.runner.launchers.base import rank_memory_mib
 from paceline.runner.launchers.schedulers.files import (
     CannotRender,
     Places,
@@ -28,6 +30,7 @@ from paceline.runner.launchers.schedulers.files import (
     task_files,
     telemetry_paths,
     trial_text,
+    with_script,
 )
 
 MOUNT = "/shared"
@@ -39,6 +42,8 @@ _USER = 1000  # of the images
 _LONGEST_NAME = 40  # with the suffixes of operators it must fit a DNS label of 63 characters
 _LONGEST_SUFFIX = "-r99"  # a spec has at most 100 repeats
 _MIB_PER_GIB = 1024
+_LEAST_MIB = 4 * _MIB_PER_GIB  # the estimate does not know activations and samples
+KEPT_S = 7 * 24 * 3600  # objects that have ended, and the logs of their pods
 _PODS_OF = "paceline-pods-of"  # label of the pods that need a machine each
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # https://kueue.sigs.k8s.io/docs/tasks/run
 
@@ -52,7 +57,7 @@ class KubernetesSettings:
     registry: str = ""  # prefix of the images' names, with its slash
     namespace: str | None = None
     service_account: str = "spark"  # with which drivers may start executors
-    memory_gib: float = 4.0  # per rank
+    memory_gib: float | None = None  # per rank
     pull_secrets: tuple[str, ...] = ()  # of the registry
     node_selector: Mapping[str, str] = field(default_factory=dict)  # labels of nodes
     tolerations: tuple[Mapping[str, str], ...] = ()  # as in a pod; `toleration` makes one
@@ -62,21 +67,54 @@ class KubernetesSettings:
     def image(self, name: str) -> str:
         return f"{self.registry}{name}:{__version__}"
 
-    def memory_mib(self, ranks: int) -> int:
-        return math.ceil(ranks * self.memory_gib * _MIB_PER_GIB)
+    def memory_mib(self, trial: Trial, ranks: int) -> int:
+        """Return the memory of so many ranks: as given, else an estimate, at least 4 GiB each."""
+        if self.memory_gib is not None:
+            return math.ceil(ranks * self.memory_gib * _MIB_PER_GIB)
+        return ranks * max(_LEAST_MIB, rank_memory_mib(trial))
 
 
 def render_kubernetes(trials: Sequence[Trial], settings: KubernetesSettings) -> Rendered:
-    """Return a YAML file for each configuration."""
+    """Return a YAML file for each trial, and the script that runs all of them in order."""
     import yaml  # noqa: PLC0415  (launchers import this module, and nothing else needs it)
 
     def files_of(repeats: list[Trial]) -> dict[str, str]:
-        objects = [_trial_map(repeats[0], settings)]
-        objects += [_object(trial, settings) for trial in repeats]
-        text = yaml.safe_dump_all(objects, sort_keys=False, width=100, explicit_start=True)
-        return {f"{repeats[0].configuration}.yaml": text}
+        shared = _trial_map(repeats[0], settings)
+        return {
+            f"{trial.id}.yaml": yaml.safe_dump_all(
+                [shared, _object(trial, settings)], sort_keys=False, width=100, explicit_start=True
+            )
+            for trial in repeats
+        }
 
-    return render(trials, files_of)
+    rendered = render(trials, files_of)
+    names = [name for trial in trials if (name := f"{trial.id}.yaml") in rendered.files]
+    runs = [f"run {shlex.quote(name)}" for name in names]
+    return with_script(rendered, [_SUBMIT, *runs, 'exit "$status"'])
+
+
+# The states are those of Job, MPIJob and SparkApplication.
+_SUBMIT = r"""#!/bin/bash
+# Apply each trial when the one before it has ended; written by paceline render kubernetes.
+# A trial that has ended already is not started again.
+set -euo pipefail
+cd "$(dirname "$0")"
+conditions='{range .items[*]}{.status.conditions[?(@.status=="True")].type}'
+conditions+=' {.status.applicationState.state} {end}'
+status=0
+
+run() {
+    kubectl apply -f "$1"
+    while state=" $(kubectl get -f "$1" -o jsonpath="$conditions") "; do
+        case $state in
+            *" Complete "*|*" Succeeded "*|*" COMPLETED "*) return ;;
+            *" Failed "*|*" FAILED "*) echo "$1: failed" >&2; status=1; return ;;
+        esac
+        sleep 5
+    done
+    exit 1
+}
+"""
 
 
 def _object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
@@ -249,7 +287,7 @@ def pod(
     place = trial.placement
     ranks, cores = (place.ranks_per_node, place.cores_per_node) if has_ranks else (1, 1)
     # Equal requests and limits: no other pod can take what the measurement uses.
-    resources = {"cpu": str(cores), "memory": f"{settings.memory_mib(ranks)}Mi"}
+    resources = {"cpu": str(cores), "memory": f"{settings.memory_mib(trial, ranks)}Mi"}
     if has_ranks and gpus_on_node(trial):
         assert settings.gpu_resource is not None, "refused before"
         resources[settings.gpu_resource] = str(gpus_on_node(trial))
@@ -263,6 +301,7 @@ def pod(
         "volumeMounts": mounts(),
     }
     spec = {
+        "automountServiceAccountToken": False,  # no rank talks to the cluster
         "securityContext": pod_security_context(),
         "imagePullSecrets": [{"name": secret} for secret in settings.pull_secrets],
         "nodeSelector": dict(settings.node_selector),
@@ -270,7 +309,7 @@ def pod(
         "containers": [container],
         "volumes": volumes(trial, settings),
     }
-    return {"spec": with_values(spec)}
+    return {"spec": {name: value for name, value in spec.items() if value not in ([], {})}}
 
 
 def single_pod_job(
@@ -287,5 +326,10 @@ def single_pod_job(
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": metadata(trial, settings),
-        "spec": {"backoffLimit": 0, "activeDeadlineSeconds": limit_s(trial), "template": template},
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": limit_s(trial),
+            "ttlSecondsAfterFinished": KEPT_S,
+            "template": template,
+        },
     }

@@ -22,6 +22,7 @@ from paceline.runner.launchers.schedulers.files import (
     shipped_trial,
     task_files,
     trial_text,
+    with_script,
 )
 
 
@@ -61,7 +62,31 @@ def render_slurm(trials: Sequence[Trial], settings: SlurmSettings) -> Rendered:
             **task_files(first),
         }
 
-    return render(trials, files_of)
+    rendered = render(trials, files_of)
+    submitted = [t for t in trials if f"{t.configuration}.sbatch" in rendered.files]
+    repeated = {t.configuration for t in submitted if t.repeat > 0}
+    submissions = [_submission(t, is_array=t.configuration in repeated) for t in submitted]
+    return with_script(rendered, [_SUBMIT, *submissions])
+
+
+# Jobs read the planned trial from the folder in which sbatch is called.
+_SUBMIT = r"""#!/bin/bash
+# Submit all trials; each starts when the one before it has ended. Written by paceline render slurm.
+set -euo pipefail
+cd "$(dirname "$0")"
+previous=
+
+submit() {
+    previous=$(sbatch --parsable ${previous:+--dependency=afterany:$previous} "$@")
+    previous=${previous%%;*}  # after it comes the cluster's name
+    echo "$previous: $*"
+}
+"""
+
+
+def _submission(trial: Trial, *, is_array: bool) -> str:
+    repeat = f"--array={trial.repeat} " if is_array else ""
+    return f"submit {repeat}{shlex.quote(f'{trial.configuration}.sbatch')}"
 
 
 def _step(trial: Trial, settings: SlurmSettings) -> SlurmStep:

@@ -11,6 +11,7 @@ from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.spark import COLLECTOR, QUICK_JVM
 from paceline.plan.trials.trial import Trial, task_facts
 from paceline.runner.job.context import rank_environment
+from paceline.runner.launchers.base import rank_memory_mib
 from paceline.runner.launchers.descriptors import DEFAULT_DRIVER_MEMORY, SparkOptions, is_local
 from paceline.runner.launchers.mpi.implementations import MPIRUN_VARIABLE
 
@@ -28,9 +29,7 @@ _TENSORS = 2  # a parameter's weight and momentum
 _COPIES = 4
 _MIB = 2**20
 _JVM_MIB = 1024  # heap that Spark itself needs
-# Memory beside the heap: of the JVM itself, of a rank with torch, and copies of the weights in a
-# rank (weights, gradients, states of the optimiser, messages).
-_JVM_BESIDE_MIB, _RANK_MIB, _COPIES_IN_RANK = 384, 1024, 8
+_JVM_BESIDE_MIB = 384  # of the JVM itself, beside its heap
 # Spark's own wait for executors, before the job asks how many slots there are.
 _REGISTRATION_S = 30
 
@@ -185,13 +184,7 @@ def _cluster_shape(trial: Trial) -> dict[str, str]:
 
 def _beside_heap_mib(trial: Trial) -> int:
     """Return the memory of an executor's ranks, which are processes beside its JVM."""
-    limit_mib = trial.limits.rank_memory_mib
-    if limit_mib is None:
-        copies = _COPIES_IN_RANK * trial.placement.replicas_per_rank
-        is_script = trial.training.script is not None
-        parameter_bytes = 0 if is_script else task_facts(trial.training).parameter_bytes
-        limit_mib = _RANK_MIB + math.ceil(copies * parameter_bytes / _MIB)
-    return _JVM_BESIDE_MIB + trial.placement.ranks_per_node * limit_mib
+    return _JVM_BESIDE_MIB + trial.placement.ranks_per_node * rank_memory_mib(trial)
 
 
 def native_settings(trial: Trial) -> dict[str, str]:

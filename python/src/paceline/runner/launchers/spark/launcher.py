@@ -35,6 +35,7 @@ from paceline.runner.launchers.mpi.launcher import check_mpi
 from paceline.runner.launchers.schedulers.files import CannotRender
 from paceline.runner.launchers.schedulers.kubernetes import (
     JOBS,
+    KEPT_S,
     PYTHON,
     KubernetesSettings,
     apart,
@@ -276,6 +277,7 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
             "mainApplicationFile": f"local://{JOBS}/spark-jobs/train.py",
             "arguments": job_arguments(trial, settings),
             "sparkConf": {k: v for k, v in conf.items() if k not in _SET_BY_OPERATOR},
+            "timeToLiveSeconds": KEPT_S,
             "restartPolicy": {"type": "Never"},  # a retry in place would not be a repeat
             "volumes": volumes(trial, settings),
             "driver": {
@@ -293,7 +295,7 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
                 "coreLimit": str(place.cores_per_node),
                 "memory": conf.get("spark.executor.memory", "1g"),
                 # Ranks are Python processes beside the JVM.
-                "memoryOverhead": f"{settings.memory_mib(place.ranks_per_node)}m",
+                "memoryOverhead": f"{settings.memory_mib(trial, place.ranks_per_node)}m",
                 "labels": apart_labels(trial),
                 "affinity": apart(trial),
                 **_gpus(trial, settings),
