@@ -90,6 +90,15 @@ def test_error_of_ours_is_told_without_a_trace(run, capfd):
     assert told == "paceline: rank 1 of 2 failed: DataError: photo 3 is damaged\n"
 
 
+def test_full_disk_is_told_without_a_trace(run, capfd):
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/run/tensors/weights.safetensors")
+    end, _, _ = run(failing(error))
+    assert end.exit_code == 3
+    told = capfd.readouterr().err
+    assert "/run/tensors/weights.safetensors: No space left on device; free some space" in told
+    assert "Traceback" not in told
+
+
 def test_unexpected_error_leaves_its_trace_in_the_log(run, capfd):
     end, status, job = run(failing(ZeroDivisionError("by zero")), supervised=True)
     assert end.exit_code == 5

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from paceline.train.training import tensors as module
 from paceline.train.training.tensors import save_tensors, sha256_of, update_l2
 
 
@@ -38,3 +40,13 @@ def test_tied_weights_are_saved_under_both_names(tmp_path):
     assert torch.equal(found["a"], weight)
     assert torch.equal(found["b"], weight)
     assert found["n"].item() == 3
+
+
+def test_a_full_disk_is_an_error_of_the_operating_system(tmp_path, monkeypatch):
+    def save_file(_tensors, _path):
+        raise SafetensorError("Error while serializing: I/O error: No space left (os error 28)")
+
+    monkeypatch.setattr(module, "save_file", save_file)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save_tensors(tmp_path / "w.safetensors", {"a": torch.ones(2)})
+    assert (caught.value.errno, caught.value.filename) == (28, str(tmp_path / "w.safetensors"))

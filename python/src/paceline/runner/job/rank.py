@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import os
 import time
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 
-from paceline.base.errors import ExitCode, PacelineError, TimedOut
+from paceline.base.errors import EnvironmentLacks, ExitCode, PacelineError, TimedOut
 from paceline.base.host.memory import permanent_objects
 from paceline.base.host.messages import say
 from paceline.base.host.processes import die_with_parent
@@ -154,6 +155,8 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
                 request_stacks(job.files)
             return status.failed(error)
         except Exception as error:  # noqa: BLE001  (the log and the status report it)
+            if isinstance(error, OSError) and error.errno in _DISK_FULL:
+                return status.failed(_disk_full(error))
             missing = missing_extra(error) if isinstance(error, ImportError) else None
             if missing is not None:
                 return status.failed(missing)
@@ -162,6 +165,15 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
         status.write("done")
         status.log("is done")
         return RankEnd(rank=context.rank)
+
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def _disk_full(error: OSError) -> EnvironmentLacks:
+    return EnvironmentLacks(
+        f"{error.filename or 'a file'}: {error.strerror}; free some space, or choose another disk"
+    )
 
 
 def _train(job: Job, context: RankContext) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from paceline.base.torch_internals import FakeTensor, FakeTensorMode
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")  # of Rust
 
 
 def sha256_of(tensors: Mapping[str, Tensor]) -> str:
@@ -33,12 +38,17 @@ def sha256_by_name(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file, under its final name only when it is complete."""
+    """Write a safetensors file, under its final name only when it is complete. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     try:
         save_file(_separate(tensors), temporary)
         temporary.replace(path)
+    except SafetensorError as error:
+        number = _OS_ERROR.search(str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 
