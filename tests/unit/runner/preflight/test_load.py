@@ -12,7 +12,9 @@ from paceline.measure.telemetry.host_reading import ProcessTime, read_processes
 from paceline.runner.preflight.load import Glance, Load, load_between, look
 
 # Two cores for one second, with nothing but idle time.
-_IDLE = {"user": 0.0, "system": 0.0, "idle": 2.0, "iowait": 0.0, "steal": 0.0, "other": 0.0}
+_IDLE = {
+    "user": 0.0, "nice": 0.0, "system": 0.0, "idle": 2.0, "iowait": 0.0, "steal": 0.0, "other": 0.0
+}  # fmt: skip
 _NONE = dict.fromkeys(_IDLE, 0.0)
 
 
@@ -33,19 +35,16 @@ def load(times: dict[str, float], *processes: ProcessTime) -> Load:
 def test_idle_machine_disturbs_nothing():
     found = load({}, process("sshd", 0.0))
     assert not found.is_disturbing
-    assert found.words == "other processes use 0 % of the cores, without niced ones"
+    assert found.words == "other processes use 0 % of the cores"
 
 
 def test_programs_are_named_by_their_share_the_largest_first():
     found = load(
-        {"user": 0.9, "system": 0.1, "idle": 1.0},
+        {"user": 0.5, "nice": 0.4, "system": 0.1, "idle": 1.0},
         process("make", 0.2), process("cc1", 0.4), process("cc1", 0.38), process("cat", 0.002),
     )  # fmt: skip
     assert found.is_disturbing
-    assert (
-        found.words
-        == "other processes use 50 % of the cores, without niced ones (cc1 39 %, make 10 %)"
-    )
+    assert found.words == "other processes use 50 % of the cores (cc1 39 %, make 10 %)"
 
 
 def test_own_processes_are_no_load_however_busy():
@@ -88,20 +87,20 @@ def test_no_time_is_no_load():
     assert load_between(now, now).others_percent == 0.0
 
 
-def running(pid: int, parent: int, name: str, nice: int = 0) -> SimpleNamespace:
+def running(pid: int, parent: int, name: str) -> SimpleNamespace:
     times = SimpleNamespace(user=1.0, system=0.5)
-    facts = {"pid": pid, "ppid": parent, "name": name, "cpu_times": times, "nice": nice}
+    facts = {"pid": pid, "ppid": parent, "name": name, "cpu_times": times}
     return SimpleNamespace(info={**facts, "create_time": 0.0})
 
 
 def test_ours_are_this_process_and_its_tree(monkeypatch):
-    """Niced processes give way, and those of other users may not show their times."""
+    """Processes of other users may not show their times."""
     ours = os.getpid()
     unreadable = running(7, 1, "other user")
     unreadable.info["cpu_times"] = None
     found = [
         running(1, 0, "init"), running(ours, 1, "paceline"), running(20, ours, "mpirun"),
-        running(21, 20, "rank"), running(30, 1, "cc1"), running(31, 1, "backup", 19), unreadable,
+        running(21, 20, "rank"), running(30, 1, "cc1"), unreadable,
         running(40, 41, "circle"), running(41, 40, "circle"),
     ]  # fmt: skip
     monkeypatch.setattr(psutil, "process_iter", lambda _: found)

@@ -20,7 +20,7 @@ from paceline.measure.records.metrics import HOST, METRICS, RUN_PROCESSES
 
 GAP_INTERVALS = 2.5  # a longer distance between two rows is a gap: the sidecar was not running
 _LEAST_INTERVAL_S = 0.05  # of a rate: the last sample may follow the last tick immediately
-_COMPUTING = ("user", "system", "other")  # not idle, waiting for disks, or stolen
+_COMPUTING = ("user", "system", "nice", "other")  # not idle, waiting for disks, or stolen
 # name of a rate -> column of devices, counter of each device
 _DEVICE_RATES = {
     "disk_read_bytes_per_s": ("disks", "read_bytes"),

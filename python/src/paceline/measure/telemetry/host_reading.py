@@ -292,7 +292,8 @@ class HostReader:
             "idle": times.idle,
             "iowait": times.iowait,
             "steal": times.steal,
-            "other": times.nice + times.irq + times.softirq + times.guest,
+            "nice": times.nice,
+            "other": times.irq + times.softirq + times.guest,
         }
         return {
             mode: self._never_decreasing(("cpu", mode), seconds) for mode, seconds in modes.items()
@@ -401,13 +402,13 @@ Processes = Mapping[tuple[int, float], ProcessTime]  # by pid and start
 
 
 def read_processes() -> Processes:
-    """Return the processes that can be seen and are not niced; ours are this one and its tree."""
+    """Return the processes that can be seen; ours are this one and its tree."""
     found, parents = {}, {}
-    fields = ["pid", "ppid", "name", "cpu_times", "create_time", "nice"]
+    fields = ["pid", "ppid", "name", "cpu_times", "create_time"]
     for process in psutil.process_iter(fields):
         facts = process.info
         parents[facts["pid"]] = facts["ppid"]
-        if facts["cpu_times"] is not None and (facts["nice"] or 0) <= 0:
+        if facts["cpu_times"] is not None:
             found[facts["pid"]] = facts
     return {
         (pid, facts["create_time"]): ProcessTime(

@@ -1,8 +1,8 @@
 """Load of this machine by processes that are not ours, looked at before a training.
 
 The times of the cores are those that the sidecar samples during a trial, so that both looks agree:
-niced processes count in neither, because they give way to a training. They cover the whole machine,
-while a container may hide the processes that use it.
+niced processes count, interrupts do not. They cover the whole machine, while a container may hide
+the processes that use it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Load:
         unseen = self.others_percent - sum(self.named.values())
         if unseen > DISTURBING_PERCENT:
             parts.append(f"{unseen:.0f} % by processes that have ended or are hidden")
-        text = f"other processes use {self.others_percent:.0f} % of the cores, without niced ones"
+        text = f"other processes use {self.others_percent:.0f} % of the cores"
         if parts:
             text += f" ({', '.join(parts)})"
         if self.stolen_percent >= _NAMED_PERCENT:
@@ -79,7 +79,7 @@ def load_between(before: Glance, after: Glance) -> Load:
             ours_s += used_s
         else:
             named_s[process.name] += used_s
-    others_s = max(0.0, grown["user"] + grown["system"] - ours_s)
+    others_s = max(0.0, grown["user"] + grown["nice"] + grown["system"] - ours_s)
     return Load(
         others_percent=100 * others_s / total_s,
         stolen_percent=100 * grown["steal"] / total_s,

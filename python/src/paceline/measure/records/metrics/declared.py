@@ -38,9 +38,9 @@ def _gpu(name: str, column: str, text: str) -> Metric:
 # fmt: off
 HOST_METRICS = (
     _host("counter", "cpu_seconds", "cpu_seconds.{mode}",
-        "CPU time of all cores since boot, by mode. The mode `other` is nice, irq, softirq and "
-        "guest. The kernel's iowait and idle can decrease (proc(5)); here they stay constant "
-        "instead."),
+        "CPU time of all cores since boot, by mode. The mode `other` is irq, softirq and guest, "
+        "and in runs of 0.3.0 also nice. The kernel's iowait and idle can decrease (proc(5)); here "
+        "they stay constant instead."),
     _host("counter", "core_busy_seconds", "core_busy_s.{core}",
         "Time since boot in which the core was neither idle, nor in iowait, nor stolen."),
     _host("gauge", "cpu_cores", "cpu_cores",
