@@ -49,7 +49,8 @@ class LiveRanking:
     def name(self, trial: Trial) -> str:
         """Return the short name of a trial's configuration, and its repeat, counted from 1."""
         row = next(row for row in self._rows if row.configuration == trial.configuration)
-        return f"{short_name(row, self._rows)}, repeat {trial.repeat + 1}"
+        again = " again" if trial.is_again else ""
+        return f"{short_name(row, self._rows)}, repeat {trial.planned_repeat + 1}{again}"
 
     def started(self, trial: Trial) -> None:
         """Take the time of a trial and of the work after it."""

@@ -12,13 +12,13 @@ from paceline.analysis.trial.reading import HostTrace, TrialRecord, load_trial
 from paceline.analysis.trial.usage import (
     Disturbance,
     disturbance,
-    disturbance_flags,
+    load_of_run,
     span_on_host,
 )
 
-STATES = ("user", "system", "idle", "iowait", "steal", "other")
+STATES = ("user", "nice", "system", "idle", "iowait", "steal", "other")
 # Seconds per second on a host of two cores
-QUIET = {"user": 1.8, "system": 0.1, "idle": 0.1, "iowait": 0.0, "steal": 0.0, "other": 0.0}
+QUIET = {**dict.fromkeys(STATES, 0.0), "user": 1.8, "system": 0.1, "idle": 0.1}
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def traced(
 def test_trial_alone_on_its_machine_is_not_flagged(record: TrialRecord) -> None:
     found = disturbance(record, [traced(record, QUIET, run_cores=1.88)])
     assert found.others_percent == pytest.approx(1.0)
-    assert list(disturbance_flags({"a": found})) == []
+    assert load_of_run({"a": found}, ()).flags == []
 
 
 def test_background_load_is_flagged_once_with_the_worst_trial(record: TrialRecord) -> None:
@@ -62,18 +62,18 @@ def test_background_load_is_flagged_once_with_the_worst_trial(record: TrialRecor
         name: disturbance(record, [traced(record, QUIET, run_cores=cores)])
         for name, cores in (("bad", 1.5), ("worse", 1.0), ("fine", 1.9))
     }
-    (flag,) = disturbance_flags(found)
+    (flag,) = load_of_run(found, ()).flags
     assert flag == (
-        "other processes used 45 % of the cores while worse trained, and more than 10 % in "
-        "2 of 3 trials: repeat the run on an idle machine"
+        "2 of 3 trials ran beside other work; 0 were measured again: other processes used up to "
+        "45 % of the cores. An idle machine shows more"
     )
 
 
 def test_stolen_cpu_time_is_flagged(record: TrialRecord) -> None:
     stolen = {**QUIET, "user": 1.4, "steal": 0.4}
     found = disturbance(record, [traced(record, stolen, run_cores=1.5)])
-    (flag,) = disturbance_flags({"a": found})
-    assert flag.startswith("the hypervisor gave 20 % of the CPU time to other machines while")
+    (flag,) = load_of_run({"a": found}, ()).flags
+    assert "the hypervisor gave up to 20 % of the CPU time to other machines" in flag
 
 
 def test_hosts_of_one_machine_are_not_background_load_to_each_other(record: TrialRecord) -> None:
@@ -110,12 +110,28 @@ def test_too_few_samples_give_no_result(record: TrialRecord, seconds: int) -> No
 
 def test_trials_without_a_result_are_not_counted() -> None:
     loaded = Disturbance(others_percent=20.0, stolen_percent=0.0, busy_percent=20.0)
-    (flag,) = disturbance_flags({"a": loaded, "b": None})
-    assert "1 of 1 trials" in flag
+    (flag,) = load_of_run({"a": loaded, "b": None}, ()).flags
+    assert flag.startswith("1 of 1 trials ran")
 
 
-def test_niced_processes_count_only_as_busy(record: TrialRecord) -> None:
-    niced = {**QUIET, "user": 0.9, "other": 0.9}
+def test_niced_processes_count_and_interrupts_only_as_busy(record: TrialRecord) -> None:
+    niced = {**QUIET, "user": 0.9, "nice": 0.9}
     found = disturbance(record, [traced(record, niced, run_cores=0.98)])
+    assert found.others_percent == pytest.approx(46.0)
+    assert found.is_load
+    interrupts = {**QUIET, "user": 0.9, "other": 0.9}
+    found = disturbance(record, [traced(record, interrupts, run_cores=0.98)])
     assert found.others_percent == pytest.approx(1.0)
+    assert not found.is_load
     assert found.busy_percent == pytest.approx(46.0)
+
+
+def test_trials_that_were_measured_again_are_counted_apart() -> None:
+    quiet, loaded = (
+        Disturbance(others_percent=percent, stolen_percent=0.0, busy_percent=percent)
+        for percent in (1.0, 20.0)
+    )
+    found = {"a": loaded, "b": loaded, "c": quiet, "a.again": loaded, "b.again": quiet}
+    load = load_of_run(found, {"a.again", "b.again"})
+    assert (load.trials, load.beside_others, load.measured_again) == (3, 2, 2)
+    assert "2 were measured again (1 of them beside other work, too)" in load.flags[0]

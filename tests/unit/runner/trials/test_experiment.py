@@ -57,6 +57,7 @@ class MadeUp:
         self.faults: dict[str, ExitCode] = {}
         self.status = "failed"
         self.ran: list[str] = []
+        self.beside_others: set[str] = set()  # parts of the names of trials
         self.speeds: dict[str, float] = {}
         self.noise = 0.0
         self.progress = Quiet()
@@ -65,6 +66,8 @@ class MadeUp:
         self.ran.append(trial.id)
         found = (code for part, code in self.faults.items() if part in trial.id)
         ended = outcome(trial.id, next(found, ExitCode.OK), self.status)
+        is_loaded = any(part in trial.id for part in self.beside_others)
+        ended = dataclasses.replace(ended, beside_others=is_loaded)
         write_json(files.trial, {})
         write_json(files.outcome, ended)
         return ended
@@ -120,6 +123,30 @@ def test_resume_runs_the_failed_and_the_missing_trials_only(made_up: MadeUp) -> 
     assert made_up.run(resume=True) == []
     assert [trial_id.split(".")[3] for trial_id in made_up.ran] == ["threads"] * 2
     assert [path.name.split(".")[3] for path in (made_up.out / "attempts").iterdir()] == ["threads"]
+
+
+def test_trial_beside_other_work_is_measured_again_once_at_the_end_of_its_repeat(
+    made_up: MadeUp,
+) -> None:
+    made_up.beside_others = {".threads."}  # always
+    assert made_up.run() == []
+    shown = [(name.split(".")[3], name.partition(".r")[2]) for name in made_up.ran]
+    assert [shown[3], shown[7]] == [("threads", "0.again"), ("threads", "1.again")]
+    assert sorted(shown[:3]) == [(n, "0") for n in ("processes", "sequential", "threads")]
+    assert len(shown) == 8
+    assert made_up.progress.shown[3] == (4, 7)
+    assert made_up.progress.shown[-1] == (8, 8)
+    assert made_up.run(resume=True) == []
+    assert made_up.ran == []
+
+
+def test_run_that_ended_before_it_measured_again_is_resumed(made_up: MadeUp) -> None:
+    made_up.beside_others = {".threads."}
+    made_up.faults = {".r1.again": ExitCode.RANK_FAILED}
+    assert len(made_up.run()) == 1
+    made_up.faults = {}
+    assert made_up.run(resume=True) == []
+    assert [name.partition(".r")[2] for name in made_up.ran] == ["1.again"]
 
 
 def test_finished_run_is_resumed_without_planning(

@@ -364,7 +364,7 @@ def _notes(
             f"efficiency {efficiency.median:.2f} is above 1: smaller batches per core may fit the "
             "caches better, or the baseline was disturbed"
         )
-    incomplete = [t.repeat for t in trials if len(t.record.ranks) < first.placement.ranks]
+    incomplete = [t.record.trial.id for t in trials if len(t.record.ranks) < first.placement.ranks]
     if incomplete:
         listed = ", ".join(map(str, incomplete))
-        yield f"repeat {listed}: records of some ranks are missing"
+        yield f"{listed}: records of some ranks are missing"

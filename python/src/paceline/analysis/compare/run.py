@@ -46,7 +46,7 @@ from paceline.analysis.trial.reading import (
     node_setup,
 )
 from paceline.analysis.trial.sources import source_flags, with_sources
-from paceline.analysis.trial.usage import disturbance_flags
+from paceline.analysis.trial.usage import LoadOfRun, load_of_run
 from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
 from paceline.base.errors import NotComparable, UsageError
 from paceline.measure.records.documents import Stopping, read_stopping
@@ -86,6 +86,7 @@ class Comparison:
     compression: tuple[CompressionEffect, ...]
     trials: Mapping[str, tuple[TrialAnalysis, ...]]  # by configuration, in order of repeat
     manifest: Mapping[str, Any]
+    load: LoadOfRun
     stopping: Stopping | None = None  # of `repeats = "auto"`
 
     @property
@@ -127,6 +128,7 @@ class Comparison:
                 "node_figures": self.node_figures,
                 "gradient_compression": self.compression,
                 "automatic_repeats": self.stopping,
+                "load": self.load,
             }
         )
         return document
@@ -276,6 +278,7 @@ def compare_run(
         for name, found in by_workload(records).items()
     ]
     trials = {name: found for part in parts for name, found in part.trials.items()}
+    load = _load(trials)
     return Comparison(
         experiment=finished[0].trial.experiment,
         rows=tuple(row for part in parts for row in part.rows),
@@ -284,12 +287,13 @@ def compare_run(
         verdicts={p.name: p.verdict for p in parts},
         unfinished=tuple(unfinished),
         stopping=stopping,
-        flags=(*(f for part in parts for f in part.flags), *_flags(finished, trials)),
+        flags=(*(f for part in parts for f in part.flags), *_flags(finished), *load.flags),
         local_global=tuple(found for part in parts for found in part.local_global),
         node_figures=tuple(found for part in parts for found in part.node_figures),
         compression=tuple(found for part in parts for found in part.compression),
         trials=trials,
         manifest=with_sources(manifest, finished),
+        load=load,
     )
 
 
@@ -437,9 +441,7 @@ def _rank(row: Row) -> tuple[bool, float, float]:
     return not row.ranked, -speedup, -rate
 
 
-def _flags(
-    finished: Sequence[TrialRecord], trials: Mapping[str, tuple[TrialAnalysis, ...]]
-) -> list[str]:
+def _flags(finished: Sequence[TrialRecord]) -> list[str]:
     flags = [
         f"{record.trial.configuration}: {sentence}"
         for record in finished
@@ -450,10 +452,13 @@ def _flags(
     flags += resources.shared_machine_flags(finished)
     flags += resources.clock_flags(finished)
     flags += source_flags(finished)
-    flags += disturbance_flags(
-        {t.record.trial.id: t.disturbance for found in trials.values() for t in found}
-    )
     return list(dict.fromkeys(flags))
+
+
+def _load(trials: Mapping[str, Sequence[TrialAnalysis]]) -> LoadOfRun:
+    every = [trial for found in trials.values() for trial in found]
+    again = {t.record.trial.id for t in every if t.record.trial.is_again}
+    return load_of_run({t.record.trial.id: t.disturbance for t in every}, again)
 
 
 def _unfinished(record: TrialRecord) -> UnfinishedTrial:

@@ -4,15 +4,15 @@ Background load is the use of CPU by other processes while a trial trained. Spee
 busy machine are not the speeds of the machine, and trials with different background load cannot be
 compared. CPU time of a host that the processes of the trial did not use belongs to others. Hosts
 that are parts of one machine (namespaces, containers) all see the time of the whole machine, so
-they are combined. The counters of the kernel do not separate niced processes from interrupts; both
-are left out.
+they are combined. Niced processes count like all others: they use caches and memory, too.
+Interrupts are left out, because those of messages belong to the trial.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -200,10 +200,10 @@ def launch_on_host(record: TrialRecord, host: str) -> float | None:
 class _BackgroundLoad(NamedTuple):
     """Counters of one host from its first to its last sample in training, as shares of CPU time."""
 
-    computing: float  # user and system time of all processes
+    computing: float  # user, nice and system time of all processes
     run: float  # CPU time of the trial's own processes
     stolen: float  # CPU time that the hypervisor gave to other machines
-    other: float  # niced processes, interrupts and guests
+    other: float  # interrupts and guests
 
 
 def _load_in_training(record: TrialRecord, host: HostTrace) -> _BackgroundLoad | None:
@@ -228,7 +228,7 @@ def _load_in_training(record: TrialRecord, host: HostTrace) -> _BackgroundLoad |
     if total_s <= 0:
         return None
     return _BackgroundLoad(
-        computing=(spent["user"] + spent.get("system", 0.0)) / total_s,
+        computing=sum(spent.get(mode, 0.0) for mode in ("user", "nice", "system")) / total_s,
         run=run_s / total_s,
         stolen=spent.get("steal", 0.0) / total_s,
         other=spent.get("other", 0.0) / total_s,
@@ -309,7 +309,12 @@ class Disturbance:
 
     others_percent: float  # used by processes that do not belong to the trial
     stolen_percent: float  # given to other machines by the hypervisor
-    busy_percent: float  # the same as others_percent, with niced processes and interrupts
+    busy_percent: float  # the same as others_percent, with interrupts
+
+    @property
+    def is_load(self) -> bool:
+        """Tell whether other work may have slowed the trial."""
+        return self.others_percent + self.stolen_percent > DISTURBING_PERCENT
 
 
 def disturbance(record: TrialRecord, hosts: Sequence[HostTrace]) -> Disturbance | None:
@@ -328,37 +333,58 @@ def disturbance(record: TrialRecord, hosts: Sequence[HostTrace]) -> Disturbance 
     )
 
 
-def disturbance_flags(found: Mapping[str, Disturbance | None]) -> Iterable[str]:
-    """Describe the trials with background load, one sentence for each kind.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOfRun:
+    """Trials of a run that ran beside other work; those without a measured load do not count."""
 
-    found: by trial id.
-    """
+    trials: int  # that were planned
+    beside_others: int  # of them
+    measured_again: int
+    again_beside_others: int  # of those that were measured again
+    # the largest shares of any trial, in percent of all cores
+    others_percent: float
+    stolen_percent: float
+    by_trial: Mapping[str, Disturbance]
+
+    @property
+    def flags(self) -> list[str]:
+        """One sentence if other work may have slowed a trial."""
+        if not self.beside_others + self.again_beside_others:
+            return []
+        most = [f"other processes used up to {self.others_percent:.0f} % of the cores"]
+        if self.stolen_percent > 1:
+            most.append(
+                f"the hypervisor gave up to {self.stolen_percent:.0f} % of the CPU time to other "
+                "machines"
+            )
+        again = f"{self.measured_again} were measured again"
+        if self.again_beside_others:
+            again += f" ({self.again_beside_others} of them beside other work, too)"
+        counts = f"{self.beside_others} of {self.trials} trials ran beside other work; {again}"
+        return [f"{counts}: {' and '.join(most)}. An idle machine shows more"]
+
+
+def load_of_run(found: Mapping[str, Disturbance | None], again: Collection[str]) -> LoadOfRun:
+    """Count the trials that ran beside other work. found: by trial id. again: ids of those that
+    measured another one again."""
     known = {name: load for name, load in found.items() if load is not None}
-    yield from _flags(
-        {name: load.others_percent for name, load in known.items()},
-        "other processes used {share:.0f} % of the cores",
+    planned = [load for name, load in known.items() if name not in again]
+    repeated = [load for name, load in known.items() if name in again]
+    return LoadOfRun(
+        trials=len(planned),
+        beside_others=sum(load.is_load for load in planned),
+        measured_again=len(repeated),
+        again_beside_others=sum(load.is_load for load in repeated),
+        others_percent=max((load.others_percent for load in known.values()), default=0.0),
+        stolen_percent=max((load.stolen_percent for load in known.values()), default=0.0),
+        by_trial=known,
     )
-    yield from _flags(
-        {name: load.stolen_percent for name, load in known.items()},
-        "the hypervisor gave {share:.0f} % of the CPU time to other machines",
-    )
-
-
-def _flags(shares: Mapping[str, float], what: str) -> Iterator[str]:
-    loaded = [name for name, share in shares.items() if share > DISTURBING_PERCENT]
-    if loaded:
-        worst = max(loaded, key=lambda name: shares[name])
-        yield (
-            f"{what.format(share=shares[worst])} while {worst} trained, and more than "
-            f"{DISTURBING_PERCENT:.0f} % in {len(loaded)} of {len(shares)} trials: repeat the run "
-            "on an idle machine"
-        )
 
 
 def _others_percent(loads: Sequence[_BackgroundLoad], *, all_modes: bool = False) -> float:
     """Return the load of other processes on one machine, whose hosts trained at the same time.
 
-    all_modes: count niced processes and interrupts, too.
+    all_modes: count interrupts, too.
     """
     busy = max(load.computing + (load.other if all_modes else 0.0) for load in loads)
     return 100.0 * max(0.0, busy - sum(load.run for load in loads))

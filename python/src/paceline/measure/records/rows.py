@@ -372,6 +372,11 @@ class Outcome:
     message: str | None
     # of the rank that failed first, if a record has it; None in records of older versions, too
     error: Failure | None = None
+    # CPU time that others took while the ranks trained, in percent of all cores of the busiest
+    # machine: processes that do not belong to the trial, and the hypervisor. None if not measured
+    others_percent: float | None = None
+    stolen_percent: float | None = None
+    beside_others: bool = False  # the sum was above the limit
 
     @property
     def reason(self) -> str:

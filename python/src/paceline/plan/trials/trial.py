@@ -260,6 +260,16 @@ class Trial(_Value):
         return {**data, **typed}
 
     @property
+    def planned_repeat(self) -> int:
+        """The repeat during which the trial runs, also one that is measured again."""
+        return self.repeat % _AGAIN
+
+    @property
+    def is_again(self) -> bool:
+        """Tell whether the trial measures once more what ran beside other work."""
+        return self.repeat >= _AGAIN
+
+    @property
     def options(self) -> tuple[OptionModel, OptionModel, OptionModel]:
         """The options of the strategy, the transport and the launcher."""
         return (self.strategy_options, self.transport_options, self.launcher_options)
@@ -378,9 +388,20 @@ def _in_a_name(word: str) -> str:
     return f"{plain}-{zlib.crc32(word.encode()):08x}"
 
 
+# Repeats from here on measure one of the repeats from 0 on once more.
+_AGAIN = 1000
+
+
 def trial_name(configuration: str, repeat: int) -> str:
     """Return the id of a repeat, which also names its folder."""
-    return f"{configuration}.r{repeat}"
+    return f"{configuration}.r{repeat % _AGAIN}{'.again' if repeat >= _AGAIN else ''}"
+
+
+def measured_again(trial: Trial) -> Trial:
+    """Return a further trial of the same training, for one that ran beside other work."""
+    repeat = trial.repeat + _AGAIN
+    name = trial_name(trial.configuration, repeat)
+    return trial.model_copy(update={"repeat": repeat, "id": name})
 
 
 # --- a rank and its peers as plain values: all that the training knows about its launcher --------

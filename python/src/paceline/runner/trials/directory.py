@@ -146,11 +146,12 @@ def has_ended(files: RunFiles, spec: Spec) -> bool:
     """Tell whether nothing is left to run of a run that may be resumed with this spec."""
     if gets_further_repeats(files, spec.experiment):
         return False
+    if not all(is_finished(trial) for _, trial in files.trials()):
+        return False
     stopping = read_stopping(files)
     if stopping is None:
         return _is_complete(files)
-    begun = [trial for _, trial in files.trials()]
-    return stopping.stopped in ("decided", "max_repeats") and all(map(is_finished, begun))
+    return stopping.stopped in ("decided", "max_repeats")
 
 
 def _may_be_first(path: Path, files: RunFiles) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tomllib
 import warnings
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from paceline.analysis.predict.prediction import ShareMeasurement
@@ -13,14 +14,14 @@ from paceline.analysis.trial.reading import load_manifest
 from paceline.base.errors import PacelineWarning, UsageError
 from paceline.base.host.own_runs import remember_run
 from paceline.measure.records.documents import set_aside
-from paceline.measure.records.files import read_json, write_json
+from paceline.measure.records.files import document, read_json, write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Spec
 from paceline.plan.spec.loading import load_spec
 from paceline.plan.spec.values import EVALUATION_KEYS
 from paceline.plan.trials.rules import failure_faults
-from paceline.plan.trials.trial import Trial
+from paceline.plan.trials.trial import Trial, measured_again
 from paceline.runner.lab.session import own_lab
 from paceline.runner.launchers.base import launcher_for
 from paceline.runner.preflight.this_host import check_lab
@@ -111,36 +112,49 @@ def preflight(trials: Iterable[Trial]) -> None:
 def _run_trials(
     planned: Planned, files: RunFiles, progress: Progress, *, keep_going: bool
 ) -> list[Outcome]:
-    total = len(planned.trials)
+    known = list(planned.trials)  # and those that are measured again
     failed: list[Outcome] = []
     hopeless: set[str] = set()
-    rule = None
+    rule, number, repeat = None, 0, 0
     if planned.experiment.repeats == "auto":
-        rule = AutomaticRepeats(planned.experiment, planned.trials, files)
-    repeat = 0
+        rule = AutomaticRepeats(planned.experiment, known, files)
     progress.between_trials(files)
-    for number, trial in enumerate(_in_order(planned.trials, files), start=1):
-        if trial.repeat > repeat:  # all trials of the repeats before have ended
-            repeat = trial.repeat
-            if rule is not None and not rule.another(repeat):
-                return failed
-        trial_files = files.trial(trial.id)
-        if trial.configuration in hopeless or is_finished(trial_files):
-            continue
-        set_aside(files, trial)
-        outcome = run_followed(trial, trial_files, progress, number, total)
-        if outcome.status == "ok":
-            check_equivalences(planned.trials, files, keep_tensors=planned.experiment.keep_tensors)
-        elif not keep_going or outcome.status == "interrupted":
-            raise failure_of(outcome, files)
-        else:
-            failed.append(outcome)
-            if _is_hopeless(trial, planned.trials, files):
-                hopeless.add(trial.configuration)
-        progress.between_trials(files)
+    for repeat, own in groupby(_in_order(planned.trials, files), key=lambda t: t.repeat):
+        if rule is not None and repeat and not rule.another(repeat):
+            return failed
+        for trial in _with_repeated(list(own), files):
+            number += 1
+            if trial.is_again:
+                known.append(trial)
+            trial_files = files.trial(trial.id)
+            if trial.configuration in hopeless or is_finished(trial_files):
+                continue
+            set_aside(files, trial)
+            outcome = run_followed(trial, trial_files, progress, number, len(known))
+            if outcome.status == "ok":
+                check_equivalences(known, files, keep_tensors=planned.experiment.keep_tensors)
+            elif not keep_going or outcome.status == "interrupted":
+                raise failure_of(outcome, files)
+            else:
+                failed.append(outcome)
+                if _is_hopeless(trial, planned.trials, files):
+                    hopeless.add(trial.configuration)
+            progress.between_trials(files)
     if rule is not None:
         rule.ended(repeat + 1)
     return failed
+
+
+def _with_repeated(trials: Sequence[Trial], files: RunFiles) -> Iterator[Trial]:
+    """Yield the trials of a repeat, then once more those that ran beside other work.
+
+    Speeds do not decide it: the choice would make slow configurations faster.
+    """
+    yield from trials
+    for trial in trials:
+        ended = document(files.trial(trial.id).outcome, Outcome)
+        if ended is not None and ended.status == "ok" and ended.beside_others:
+            yield measured_again(trial)
 
 
 def _in_order(trials: Sequence[Trial], files: RunFiles) -> list[Trial]:

@@ -27,7 +27,7 @@ class AutomaticRepeats:
     """
 
     def __init__(self, experiment: Experiment, trials: Sequence[Trial], files: RunFiles) -> None:
-        self._trials = trials
+        self._trials = trials  # grows by those that are measured again
         self._files = files
         self._levels = levels(experiment.max_repeats)
         self._deadline_s = None
@@ -72,7 +72,7 @@ class AutomaticRepeats:
         found: dict[str, dict[str, dict[int, RepeatRate]]] = {}
         excluded: set[str] = set()
         for trial in self._trials:
-            if trial.repeat >= repeats or not is_finished(self._files.trial(trial.id)):
+            if trial.planned_repeat >= repeats or not is_finished(self._files.trial(trial.id)):
                 continue
             speed = self._speed(trial)
             is_fair = trial.is_exact or trial.training.target is not None

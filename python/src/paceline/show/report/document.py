@@ -302,9 +302,10 @@ def _shown_trials(comparison: Comparison) -> set[str]:
 
 
 def _repeat(trial: TrialAnalysis) -> Repeat:
+    record = trial.record.trial
     hosts = read_series(trial.record.files)
     return Repeat(
-        number=trial.repeat,
+        name=f"{record.planned_repeat}{' again' if record.is_again else ''}",
         trial=trial.record.trial.id,
         pairs=resource_charts(trial.record, hosts),
         more=telemetry_charts(trial, hosts),

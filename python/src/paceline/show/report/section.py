@@ -114,7 +114,7 @@ class Table(Generic[Item]):
 class Repeat:
     """Figures of the hosts of one trial."""
 
-    number: int
+    name: str
     trial: str
     pairs: Sequence[Sequence[Chart]]  # of each host
     more: Sequence[Chart]

@@ -253,7 +253,10 @@ def _repeats_that_help(comparison: Comparison, workload: str) -> int | None:
     """
     verdict = comparison.verdicts[workload]
     ranked = [row for row in comparison.rows_of(workload) if row.ranked]
-    has = 1 + max((t.repeat for own in comparison.trials.values() for t in own), default=0)
+    has = 1 + max(
+        (t.record.trial.planned_repeat for own in comparison.trials.values() for t in own),
+        default=0,
+    )
     if "spec_toml" not in comparison.manifest:
         return None
     if not verdict.has_noise:
