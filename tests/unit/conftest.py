@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,15 @@ from tests.support.trials import tiny_trial
 
 from paceline.plan.trials.trial import RankContext
 from paceline.runner.job.job import Job, parse_job
+from paceline.runner.preflight.load import Load
+from paceline.runner.trials import preview
+
+
+@pytest.fixture(autouse=True)
+def _idle_machine(monkeypatch):
+    """Previews of runs see an idle machine at once."""
+    idle = Load(others_percent=0.0, stolen_percent=0.0, named={})
+    monkeypatch.setattr(preview, "Looking", lambda: SimpleNamespace(end=lambda: idle))
 
 
 @pytest.fixture

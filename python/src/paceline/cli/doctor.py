@@ -28,7 +28,7 @@ from paceline.plan.spec.extensions import LAUNCHERS, load_object
 from paceline.plan.spec.values import bits_per_s
 from paceline.runner.preflight.findings import exit_code, findings_of, verdict
 from paceline.runner.preflight.hosts import remote_shell
-from paceline.runner.preflight.load import Load, look
+from paceline.runner.preflight.load import Load, Looking
 from paceline.runner.preflight.observe import document, observe
 from paceline.show.report.section import Column, Table, terminal_table
 
@@ -164,7 +164,7 @@ def examine() -> list[MachineFinding]:
     facts = machine_facts()
     return [
         _machine(facts),
-        _load(look()),
+        _load(Looking().end()),
         _numa(facts["numa_cores"]),
         _gpus(facts["gpus"], torch_cuda()),
         _limits(),
@@ -189,7 +189,9 @@ def _machine(facts: Mapping[str, Any]) -> MachineFinding:
 def _load(load: Load) -> MachineFinding:
     return MachineFinding(
         what="load",
-        found=f"{load.others_percent + load.stolen_percent:.0f} % of the cores",
+        found=f"{load.others_percent + load.stolen_percent:.0f} % of the cores"
+        if load.is_known
+        else "unknown",
         why=f"{load.words}: speeds that are measured now would be too low"
         if load.is_disturbing
         else load.words,

@@ -77,6 +77,8 @@ def _print_preview(preview: Preview, *, automatic: bool) -> None:
         console.print(f"left out: {text}", soft_wrap=True)
     for text in preview.warnings:
         console.print(f"warning: {text}")
+    for text in preview.load.lines:
+        console.print(f"load: {text}", soft_wrap=True)
 
 
 def _steps(each: ConfigurationPreview) -> str:
@@ -103,6 +105,7 @@ def _document(planned: Plan) -> dict[str, object]:
         "faults": preview.faults,
         "warnings": preview.warnings,
         "left_out": preview.left_out,
+        "load": preview.load,
     }
 
 

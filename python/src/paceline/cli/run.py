@@ -16,7 +16,7 @@ from paceline.cli.compare import print_table
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.experiment import ExperimentCommand, ExperimentRequest, takes_experiment
 from paceline.cli.findings import print_findings
-from paceline.cli.options import existing_run, json_option, out_option, trust_option
+from paceline.cli.options import existing_run, json_option, out_option, positive, trust_option
 from paceline.cli.plan import show_plan
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.signals import continued_by
@@ -24,6 +24,7 @@ from paceline.cli.streams import reader_may_end
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import Spec
 from paceline.plan.spec.loading import shipped_experiments
+from paceline.runner.preflight.load import wait_until_idle
 from paceline.runner.trials.copies import copied_at_end
 from paceline.runner.trials.directory import (
     default_run_dir,
@@ -56,6 +57,13 @@ from paceline.show.report.verdict import comparison_document, next_commands
     help="With --resume: continue although the script, its imports or the file of the task have "
     "changed since trials ran. The table names the older trials.",
 )
+@click.option(
+    "--when-idle",
+    "idle_limit_s",
+    metavar="SECONDS",
+    type=positive,
+    help="Wait until other processes use at most 10 % of the cores, at most so long.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would run, as `paceline plan`.")
 @click.option(
     "-x",
@@ -73,6 +81,7 @@ def command(
     resume: Path | None,
     trust_run: bool,
     changed_script: bool,
+    idle_limit_s: float | None,
     dry_run: bool,
     exit_first: bool,
     quiet: bool,
@@ -100,6 +109,8 @@ def command(
             continued_by(how, files.manifest, files.tune.manifest, made=run_dir),
             progress,
         ):
+            if idle_limit_s is not None:
+                wait_until_idle(idle_limit_s, progress.stage)
             finished = api.run(
                 spec,
                 run_dir,

@@ -8,8 +8,16 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from paceline.base.errors import TimedOut
 from paceline.measure.telemetry.host_reading import ProcessTime, read_processes
-from paceline.runner.preflight.load import Glance, Load, load_between, look
+from paceline.runner.preflight import load as module
+from paceline.runner.preflight.load import (
+    Glance,
+    Load,
+    Looking,
+    load_between,
+    wait_until_idle,
+)
 
 # Two cores for one second, with nothing but idle time.
 _IDLE = {
@@ -82,13 +90,15 @@ def test_process_that_began_meanwhile_counts_with_all_of_its_time():
     assert load_between(before, after).named == {"cc1": pytest.approx(50.0)}
 
 
-def test_no_time_is_no_load():
+def test_a_machine_without_cpu_times_has_an_unknown_load():
     now = Glance(cpu_seconds=_NONE, processes={})
-    assert load_between(now, now).others_percent == 0.0
+    found = load_between(now, now)
+    assert not found.is_disturbing
+    assert found.words == "what other processes use cannot be seen here"
 
 
 def running(pid: int, parent: int, name: str) -> SimpleNamespace:
-    times = SimpleNamespace(user=1.0, system=0.5)
+    times = SimpleNamespace(user=1.0, system=0.5, children_user=0.25, children_system=0.25)
     facts = {"pid": pid, "ppid": parent, "name": name, "cpu_times": times}
     return SimpleNamespace(info={**facts, "create_time": 0.0})
 
@@ -108,10 +118,50 @@ def test_ours_are_this_process_and_its_tree(monkeypatch):
     assert {each.name for each in seen.values() if each.is_ours} == {"paceline", "mpirun", "rank"}
     others = {each.name for each in seen.values() if not each.is_ours}
     assert others == {"init", "cc1", "circle"}
-    assert {each.cpu_s for each in seen.values()} == {1.5}
+    # what a preview of ours has waited for is ours as well
+    assert {each.cpu_s for each in seen.values() if each.is_ours} == {2.0}
+    assert {each.cpu_s for each in seen.values() if not each.is_ours} == {1.5}
 
 
-def test_this_machine_can_be_looked_at():
-    found = look(0.2)
+def test_this_machine_can_be_looked_at(monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.2)
+    found = Looking().end()
     assert 0.0 <= found.others_percent <= 100.0
     assert 0.0 <= found.stolen_percent <= 100.0
+
+
+class Machine:
+    """Is busy for some looks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, busy_looks: int) -> None:
+        self.now_s, self._busy_looks = 0.0, busy_looks
+        monkeypatch.setattr(module, "Looking", lambda: self)
+        monkeypatch.setattr(module, "time", self)
+
+    def end(self) -> Load:
+        self._busy_looks -= 1
+        percent = 50.0 if self._busy_looks >= 0 else 1.0
+        return Load(others_percent=percent, stolen_percent=0.0, named={"cc1": percent})
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_run_waits_until_the_machine_is_idle(monkeypatch):
+    said = []
+    machine = Machine(monkeypatch, busy_looks=3)
+    wait_until_idle(60, said.append)
+    assert machine.now_s == 6.0
+    (line,) = said
+    assert line.startswith("waits at most 60 s for an idle machine: other processes use 50 %")
+    wait_until_idle(60, said.append)
+    assert len(said) == 1
+
+
+def test_waiting_for_an_idle_machine_has_an_end(monkeypatch):
+    Machine(monkeypatch, busy_looks=1000)
+    with pytest.raises(TimedOut, match=r"--when-idle: .* within 10 s, but .*cc1 50 %"):
+        wait_until_idle(10, lambda _: None)

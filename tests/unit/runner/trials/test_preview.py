@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from types import SimpleNamespace
 
 import pytest
 from tests.support.rows import ENDED_WELL
 from tests.support.specs import spec_text
 from tests.unit.train.data.conftest import make_dataset
 
-from paceline.base.errors import UsageError
+from paceline.base.errors import ExitCode, UsageError
+from paceline.cli import main
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import SCHEMA
 from paceline.plan.spec import load_spec
+from paceline.runner.preflight.load import Load
+from paceline.runner.trials import preview
 from paceline.runner.trials.planning import plan
 from paceline.runner.trials.preview import duration, preview_run
 
@@ -129,3 +134,15 @@ def test_script_that_no_rank_can_run_is_one_fault(tmp_path, source, fault):
 )
 def test_durations_have_a_unit_of_their_size(seconds, text):
     assert duration(seconds) == text
+
+
+def test_load_of_the_machine_has_a_line(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    busy = Load(others_percent=50.0, stolen_percent=0.0, named={"cc1": 49.0})
+    monkeypatch.setattr(preview, "Looking", lambda: SimpleNamespace(end=lambda: busy))
+    assert main(["plan", "quickstart"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    line = "load: other processes use 50 % of the cores (cc1 49 %). Trials that ran beside it are"
+    assert line in shown
+    assert main(["plan", "quickstart", "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["load"]["others_percent"] == 50.0

@@ -394,7 +394,7 @@ class ProcessTime:
     """CPU time of a process since its start."""
 
     name: str
-    cpu_s: float
+    cpu_s: float  # of ours with that of the processes for which it has waited
     is_ours: bool
 
 
@@ -412,12 +412,16 @@ def read_processes() -> Processes:
             found[facts["pid"]] = facts
     return {
         (pid, facts["create_time"]): ProcessTime(
-            name=facts["name"],
-            cpu_s=facts["cpu_times"].user + facts["cpu_times"].system,
-            is_ours=_is_below(pid, os.getpid(), parents),
+            name=facts["name"], cpu_s=_cpu_s_of(facts["cpu_times"], ours), is_ours=ours
         )
         for pid, facts in found.items()
+        for ours in [_is_below(pid, os.getpid(), parents)]
     }
+
+
+def _cpu_s_of(times: Any, is_ours: bool) -> float:
+    waited: float = times.children_user + times.children_system if is_ours else 0.0
+    return float(times.user + times.system + waited)
 
 
 def _is_below(pid: int | None, root: int, parents: Mapping[int, int | None]) -> bool:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from paceline.analysis.trial.usage import DISTURBING_PERCENT
+from paceline.base.errors import TimedOut
 from paceline.measure.telemetry.host_reading import HostReader, Processes, read_processes
 
-LOOK_S = 1.5
+LOOK_S = 1.0
+_POLL_S = 2.0
 _NAMED = 3
 _NAMED_PERCENT = 1.0  # of the cores; a smaller share is not worth a name
 
@@ -35,14 +37,24 @@ class Load:
     others_percent: float
     stolen_percent: float  # by the hypervisor, for other machines
     named: Mapping[str, float]  # of `others_percent`, by name of the program
+    is_known: bool = True
 
     @property
     def is_disturbing(self) -> bool:
         return self.others_percent + self.stolen_percent > DISTURBING_PERCENT
 
     @property
+    def lines(self) -> list[str]:
+        """One line for the start of a run, if there is a load that disturbs it."""
+        if not self.is_disturbing:
+            return []
+        return [f"{self.words}. Trials that ran beside it are measured again"]
+
+    @property
     def words(self) -> str:
         """Names the shares, those of the largest programs first."""
+        if not self.is_known:
+            return "what other processes use cannot be seen here"
         largest = sorted(self.named.items(), key=lambda item: -item[1])[:_NAMED]
         parts = [f"{name} {share:.0f} %" for name, share in largest if share >= _NAMED_PERCENT]
         unseen = self.others_percent - sum(self.named.values())
@@ -56,20 +68,45 @@ class Load:
         return text
 
 
-def look(seconds: float = LOOK_S) -> Load:
-    """Return the load of this machine during the next seconds."""
-    reader = HostReader(gpus=dict)
-    before = _glance(reader)
-    time.sleep(seconds)
-    return load_between(before, _glance(reader))
+class Looking:
+    """Looks at the load of this machine from now on."""
+
+    def __init__(self) -> None:
+        self._reader = HostReader(gpus=dict)
+        self._began_s = time.monotonic()
+        self._before = _glance(self._reader)
+
+    def end(self) -> Load:
+        """Return the load since the begin; takes what is left of `LOOK_S`."""
+        time.sleep(max(0.0, self._began_s + LOOK_S - time.monotonic()))
+        return load_between(self._before, _glance(self._reader))
+
+
+def wait_until_idle(limit_s: float, say: Callable[[str], object]) -> None:
+    """Return when others use no more than the limit. Raises TimedOut after `limit_s`.
+
+    say: gets one line if there is something to wait for.
+    """
+    deadline_s = time.monotonic() + limit_s
+    is_said = False
+    while (load := Looking().end()).is_disturbing:
+        if time.monotonic() > deadline_s:
+            raise TimedOut(
+                f"--when-idle: expected an idle machine within {limit_s:g} s, but {load.words}; "
+                "wait longer, or leave out --when-idle to measure beside that"
+            )
+        if not is_said:
+            say(f"waits at most {limit_s:g} s for an idle machine: {load.words}")
+        is_said = True
+        time.sleep(_POLL_S)
 
 
 def load_between(before: Glance, after: Glance) -> Load:
-    """Return the load between two moments; none if no time has passed."""
+    """Return the load between two moments; unknown where the kernel shows no CPU times."""
     grown = {mode: s - before.cpu_seconds[mode] for mode, s in after.cpu_seconds.items()}
     total_s = sum(grown.values())
     if total_s <= 0:
-        return Load(others_percent=0.0, stolen_percent=0.0, named={})
+        return Load(others_percent=0.0, stolen_percent=0.0, named={}, is_known=False)
     ours_s = 0.0
     named_s: defaultdict[str, float] = defaultdict(float)
     for key, process in after.processes.items():

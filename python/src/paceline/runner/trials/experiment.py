@@ -6,16 +6,19 @@ import tomllib
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 from paceline.analysis.predict.prediction import ShareMeasurement
-from paceline.analysis.trial.reading import load_manifest
-from paceline.base.errors import PacelineWarning, UsageError
+from paceline.analysis.trial.reading import load_manifest, load_trial, read_hosts
+from paceline.analysis.trial.usage import disturbance
+from paceline.base.errors import DataError, PacelineWarning, UsageError
 from paceline.base.host.own_runs import remember_run
 from paceline.measure.records.documents import set_aside
 from paceline.measure.records.files import document, read_json, write_json
-from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Spec
 from paceline.plan.spec.loading import load_spec
@@ -80,7 +83,8 @@ def run(
         warn_of_small_disk(preview.disk, spec.experiment.limits.trial_s, run_dir)
         for text in (*(f"left out: {each}" for each in preview.left_out), *preview.warnings):
             warnings.warn(text, PacelineWarning, stacklevel=2)
-        progress.planned(preview.summary, planned.trials, preview.expected_trials_s)
+        lines = "\n".join([preview.summary, *preview.load.lines])
+        progress.planned(lines, planned.trials, preview.expected_trials_s)
     if keep_going is None:
         keep_going = len({trial.configuration for trial in planned.trials}) > 1
     with only_runner(run_dir):
@@ -132,6 +136,7 @@ def _run_trials(
             set_aside(files, trial)
             outcome = run_followed(trial, trial_files, progress, number, len(known))
             if outcome.status == "ok":
+                _record_load(outcome, trial_files)
                 check_equivalences(known, files, keep_tensors=planned.experiment.keep_tensors)
             elif not keep_going or outcome.status == "interrupted":
                 raise failure_of(outcome, files)
@@ -143,6 +148,21 @@ def _run_trials(
     if rule is not None:
         rule.ended(repeat + 1)
     return failed
+
+
+def _record_load(outcome: Outcome, files: TrialFiles) -> None:
+    """Write what others used while a trial trained into its outcome, if it was measured."""
+    found = None
+    with suppress(DataError):  # who reads the damaged trace next says so
+        found = disturbance(load_trial(files), read_hosts(files))
+    if found is not None:
+        outcome = replace(
+            outcome,
+            others_percent=found.others_percent,
+            stolen_percent=found.stolen_percent,
+            beside_others=found.is_load,
+        )
+        write_json(files.outcome, outcome)
 
 
 def _with_repeated(trials: Sequence[Trial], files: RunFiles) -> Iterator[Trial]:

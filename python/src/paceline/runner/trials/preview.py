@@ -19,6 +19,7 @@ from paceline.measure.records.phases import kept_after, replayed_after
 from paceline.measure.records.rows import Outcome
 from paceline.plan.trials.rules import FEW_STEPS, training_faults
 from paceline.plan.trials.trial import Training, Trial, planned_steps, task_facts
+from paceline.runner.preflight.load import Load, Looking
 from paceline.runner.trials.planning import Planned, check_dataset, known_samples
 
 # --- an estimate of the disk use of a run, before it starts --------------------------------------
@@ -172,6 +173,7 @@ class Preview:
     faults: tuple[str, ...]  # each once, although it would hit every trial
     warnings: tuple[str, ...]
     left_out: tuple[str, ...]  # configurations that this machine cannot have, each with its reason
+    load: Load  # by others, meanwhile
 
     @property
     def trials(self) -> int:
@@ -225,6 +227,7 @@ def preview_run(planned: Planned, former_runs: Path) -> Preview:
 
     former_runs: the folder with run directories in which a run of the same spec is sought.
     """
+    looking = Looking()
     durations_s = _durations_s(planned.spec_text, former_runs)
     samples = {name: known_samples(planned, each) for name, each in _trainings(planned).items()}
     repeats = Counter(trial.configuration for trial in planned.trials)
@@ -261,6 +264,7 @@ def preview_run(planned: Planned, former_runs: Path) -> Preview:
         faults=tuple(_faults(planned)),
         warnings=tuple(_warnings(planned)),
         left_out=tuple(planned.left_out),
+        load=looking.end(),
     )
 
 

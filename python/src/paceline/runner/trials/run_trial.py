@@ -9,9 +9,7 @@ import shutil
 import time
 from collections.abc import Sequence
 
-from paceline.analysis.trial.reading import load_trial, read_hosts
-from paceline.analysis.trial.usage import disturbance
-from paceline.base.errors import DataError, ExitCode, PacelineError, RankFailed, TimedOut
+from paceline.base.errors import ExitCode, PacelineError, RankFailed, TimedOut
 from paceline.collectives.host import host_name
 from paceline.measure.records.documents import keep_log, leave_attempt, write_trial
 from paceline.measure.records.files import read_json, write_json, write_text
@@ -61,29 +59,11 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
             leave_attempt(files, failure)
             keep_log(files)
     outcome = dataclasses.replace(outcome, launched_unix_s=launched_unix_s)
-    if outcome.status == "ok":
-        outcome = _with_load(outcome, files)
     write_json(files.outcome, outcome)
     set_aside(trial, files)
     if outcome.status == "ok":
         _after_good_end(trial, files)
     return outcome
-
-
-def _with_load(outcome: Outcome, files: TrialFiles) -> Outcome:
-    """Return the outcome with what others used while the trial trained, if it was measured."""
-    try:
-        found = disturbance(load_trial(files), read_hosts(files))
-    except DataError:  # who reads the damaged trace next says so
-        found = None
-    if found is None:
-        return outcome
-    return dataclasses.replace(
-        outcome,
-        others_percent=found.others_percent,
-        stolen_percent=found.stolen_percent,
-        beside_others=found.is_load,
-    )
 
 
 def run_followed(
