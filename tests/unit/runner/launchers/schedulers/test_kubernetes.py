@@ -43,7 +43,8 @@ def _objects(text: str = SPEC, settings: KubernetesSettings = _SETTINGS):
             shared, own = yaml.load_all(rendered.files[f"{trial.id}.yaml"], _LOADER)
             documents.setdefault(trial.configuration, [shared]).append(own)
     beside = 1 if documents else 0  # the script that starts them
-    assert len(rendered.files) == sum(len(each) - 1 for each in documents.values()) + beside
+    of_trials = [each for those in documents.values() for each in those[1:]]
+    assert len(rendered.files) == len(of_trials) + beside
     return documents, rendered.left_out
 
 
