@@ -89,10 +89,9 @@ def test_biases_before_batch_normalisation_are_no_difference(cache, forks, tmp_p
     assert ran.returncode == 0, ran.stderr
     rows = json.loads(cli.main("compare", "run", "--json").stdout)["rows"]
     assert [row["equivalence_reason"] for row in rows if row["equivalent"] is not True] == []
-    results = (tmp_path / "run").glob("trials/*sequential*/result.json")
-    assert [json.loads(each.read_text())["replayed"]["noise"][:2] for each in results] == [
-        ["0.bias", "3.bias"]
-    ]
+    [result] = (tmp_path / "run").glob("trials/*sequential*/result.json")
+    noise = set(json.loads(result.read_text())["replayed"]["noise"])
+    assert noise - {"1.running_mean", "4.running_mean"} == {"0.bias", "3.bias"}
 
 
 def test_processes_train_the_example_equivalently(cache, forks, tiny_dataset, tmp_path):

@@ -89,6 +89,27 @@ def test_each_trial_starts_anew_although_the_script_saves_and_resumes(paceline, 
     assert kept == ["reference", "train.local.gloo.processes.n1r2t1.fp32.r0"]
 
 
+def test_ranks_that_stop_at_different_steps_are_wrong_and_do_not_hang(paceline, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "rank, ranks = dist.get_rank(), dist.get_world_size()\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "rows = torch.randn(60, 4)\n"
+        "for batch in (rows if ranks == 1 else (rows[:28], rows[28:])[rank]).split(4):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(batch).square().mean().backward()\n"
+        "    optimizer.step()\n",
+        "utf-8",
+    )
+    code, [layout] = verified(paceline, "train.py")
+    assert (code, layout["shown"]["statement"]) == (9, 5)
+    cause = layout["shown"]["findings"][0]
+    assert "rank 0 has ended after 7 steps, but rank 1 waits for it in" in cause["reason"]
+
+
 def test_layouts_are_varied_by_an_option_of_the_script(paceline):
     # torch 2.9's pipelines fail over Gloo, also without Paceline
     pipelines = () if torch.__version__.startswith("2.9.") else ("pipeline:4",)

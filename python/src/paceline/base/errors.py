@@ -39,6 +39,7 @@ __all__ = [
     "PacelineWarning",
     "PeerLost",
     "RankFailed",
+    "StepsDiffer",
     "TimedOut",
     "UsageError",
 ]
@@ -46,6 +47,10 @@ __all__ = [
 
 class PacelineWarning(UserWarning):
     """A warning for the user that does not stop the work."""
+
+
+class StepsDiffer(RankFailed):
+    """Ranks of a script take different numbers of steps: one waits for another that has ended."""
 
 
 class DataError(PacelineError):

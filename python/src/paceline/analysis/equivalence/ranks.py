@@ -8,7 +8,7 @@ finding comes from the ranks' records alone; `Statement` says what they show tog
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import count, pairwise
 
@@ -64,6 +64,12 @@ class RanksFinding:
     @property
     def is_suspicious(self) -> bool:
         return any(each.level == Level.SUSPICION for each in self.findings)
+
+    def beside(self, finding: RankFinding) -> RanksFinding:
+        """Return this with one more finding, which comes first if it is a fault."""
+        is_cause = finding.level == Level.FAULT
+        found = (finding, *self.findings) if is_cause else (*self.findings, finding)
+        return replace(self, findings=found, statement=statement_of(found))
 
 
 def judge_ranks(

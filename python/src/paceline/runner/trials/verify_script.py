@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.analysis.equivalence.observed import Kind, LayoutFinding, judge
+from paceline.analysis.equivalence.own_checks import Level, RankFinding
 from paceline.analysis.equivalence.ranks import RanksFinding, Statement, judge_ranks
 from paceline.analysis.equivalence.shown import Shown, shown
 from paceline.analysis.equivalence.trained_rows import judge_rows, words_of
+from paceline.base.errors import StepsDiffer
 from paceline.measure.records.files import document, write_json
 from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.measure.records.observed import Observed
@@ -228,14 +230,24 @@ def _verified(
     if outcome.status == "ok":
         finding = reference.compared(_observed(compared))
     else:
-        finding = reference.not_compared(f"it did not run: {outcome.reason}", "none")
+        finding = reference.not_compared("the training of the ranks failed", "none")
     of_rows = judge_rows(_rows(own), () if equalising.is_altered else reference.rows)
     if not of_rows and compared is not own:
         of_rows = judge_rows(_rows(compared), reference.rows)
     ranks = judge_ranks(_own_steps(own), reference.steps, of_rows)
+    if outcome.status != "ok":
+        ranks = ranks.beside(_of_failure(outcome))
     found = shown(finding, ranks, reference.statement, equalising.words, accept)
     layout = VerifiedLayout(trial=trial, finding=finding, shown=found, failure=outcome.message)
     return layout, outcome
+
+
+def _of_failure(outcome: Outcome) -> RankFinding:
+    """Return what the end of a training that failed shows: steps that agree are not all."""
+    if outcome.error is not None and outcome.error.kind == StepsDiffer.__name__:
+        return RankFinding(level=Level.FAULT, kind="counts", reason=outcome.error.message)
+    reason = f"the training failed: {outcome.reason}"
+    return RankFinding(level=Level.NOT_SHOWN, kind="failed", reason=reason)
 
 
 def _equal(trial: Trial, name: str, equalising: Equalising, observation: Observation) -> Trial:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch.optim import Optimizer
 
-from paceline.base.errors import UsageError
+from paceline.base.errors import StepsDiffer, UsageError
 from paceline.base.torch_internals.compiler import import_now
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.documents import continue_rows
@@ -26,7 +26,7 @@ from paceline.train.rank.loop import (
     write_rank_weights,
     write_script_result,
 )
-from paceline.train.rank.operations import recording
+from paceline.train.rank.operations import UnansweredOperations, recording
 from paceline.train.rank.peers import Peers, join_peers
 from paceline.train.rank.script.alterations import Start, altering
 from paceline.train.rank.script.modules import (
@@ -103,6 +103,7 @@ class _ScriptRank:
             ends=self._script.observe is None,
         )
         self._touched = TouchedFiles(files, files.rank(context.rank), Path(self._script.directory))
+        self._unanswered = UnansweredOperations(files, context.rank, context.world_size)
         self._processes = SpawnedProcesses(self._script, context)
         self._modules = CalledModules()
         self._updates = OwnUpdates(self._modules, self._refuse_updates)
@@ -142,6 +143,8 @@ class _ScriptRank:
                 if self._script.altered is not None:
                     stack.enter_context(altering(self._script.altered, self._start()))
                 has_ended = run_script(self._script, self._trial.arguments)
+                if has_ended:
+                    self._peers.while_leaving = self._check_others
                 if self._rows is not None:
                     self._rows.has_ended = has_ended
         finally:
@@ -183,6 +186,19 @@ class _ScriptRank:
             self._peers.clock,
             first_batch_sha256=self._training.first_batch_sha256,
         )
+
+    def _check_others(self) -> None:
+        """Raise StepsDiffer if another rank waits for this one, whose script has ended."""
+        found = self._unanswered.find()
+        if found is not None:
+            rank, operation = found
+            raise StepsDiffer(
+                f"script {self._script.path}: rank {self._context.rank} has ended after "
+                f"{self._training.steps} steps, but rank {rank} waits for it in "
+                f"{operation.operation} ({operation.sequence}); expected equal numbers of steps on "
+                "all ranks: give each rank the same number of batches",
+                self._context.rank,
+            )
 
     def _refuse_updates(self) -> None:
         raise UsageError(
