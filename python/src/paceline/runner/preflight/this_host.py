@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.base.host.machine import usable_cores
-from paceline.collectives.host import host_name
+from paceline.collectives.host import host_name, interface_address
 from paceline.plan.spec.models import WorkloadRequest
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.rules import core_faults
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def check_trial(trial: Trial) -> None:
     """Raise EnvironmentLacks if this host, which is to have all ranks, cannot run a trial."""
     check_inputs(trial)
+    if trial.placement.ranks > 1 or trial.launcher == "spark":  # Spark's own processes meet there
+        interface_address(trial.interface)  # such as 127.0.0.1, which a host may lack
     for fault in core_faults(trial, usable_cores()):
         raise EnvironmentLacks(fault)
 
