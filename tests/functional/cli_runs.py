@@ -37,6 +37,7 @@ schema = 2
 name = "small"
 seed = 3
 repeats = 1
+measure_again = false
 [training]
 max_steps = 20
 epochs = 8

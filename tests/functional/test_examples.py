@@ -77,7 +77,7 @@ class Environment:
         spec, run_dir = self.folder / example.name, self.folder / "runs" / example.stem
         spec.write_text(
             example.read_text()
-            .replace("schema = 2", "schema = 2\nseed = 3")
+            .replace("schema = 2", "schema = 2\nseed = 3\nmeasure_again = false")
             .replace("[training]", "[training]\nepochs = 3\nglobal_batch = 16\nimage_size = 64")
             .replace('name = "tiny"', 'name = "tiny"\nsamples = 48')
         )

@@ -62,6 +62,10 @@ class MadeUp:
         self.noise = 0.0
         self.progress = Quiet()
 
+    def measure_again(self) -> None:
+        text = self.spec.read_text()
+        self.spec.write_text(text.replace("measure_again = false", "measure_again = true"))
+
     def run_trial(self, trial: Trial, files: TrialFiles) -> Outcome:
         self.ran.append(trial.id)
         found = (code for part, code in self.faults.items() if part in trial.id)
@@ -128,6 +132,7 @@ def test_resume_runs_the_failed_and_the_missing_trials_only(made_up: MadeUp) -> 
 def test_trial_beside_other_work_is_measured_again_once_at_the_end_of_its_repeat(
     made_up: MadeUp,
 ) -> None:
+    made_up.measure_again()
     made_up.beside_others = {".threads."}  # always
     assert made_up.run() == []
     shown = [(name.split(".")[3], name.partition(".r")[2]) for name in made_up.ran]
@@ -140,7 +145,16 @@ def test_trial_beside_other_work_is_measured_again_once_at_the_end_of_its_repeat
     assert made_up.ran == []
 
 
+def test_trial_beside_other_work_is_not_measured_again_if_the_spec_says_so(
+    made_up: MadeUp,
+) -> None:
+    made_up.beside_others = {".threads."}
+    assert made_up.run() == []
+    assert len(made_up.ran) == 6
+
+
 def test_run_that_ended_before_it_measured_again_is_resumed(made_up: MadeUp) -> None:
+    made_up.measure_again()
     made_up.beside_others = {".threads."}
     made_up.faults = {".r1.again": ExitCode.RANK_FAILED}
     assert len(made_up.run()) == 1

@@ -275,6 +275,7 @@ class Experiment(SpecTable):
     baseline: str | None = None  # shell pattern: speedups are over the fastest that matches
     only: Annotated[tuple[str, ...], FROM_LIST] = ()  # shell patterns of configurations to run
     keep_tensors: bool = False
+    measure_again: bool = True  # once, each trial that ran beside other work
     # after a failed rank, the trial continues from its last checkpoint, at most that many times
     restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     training: TrainingRequest = TrainingRequest()

@@ -20,7 +20,7 @@ from paceline.measure.records.documents import set_aside
 from paceline.measure.records.files import document, read_json, write_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
-from paceline.plan.spec import Spec
+from paceline.plan.spec import Experiment, Spec
 from paceline.plan.spec.loading import load_spec
 from paceline.plan.spec.values import EVALUATION_KEYS
 from paceline.plan.trials.rules import failure_faults
@@ -126,7 +126,7 @@ def _run_trials(
     for repeat, own in groupby(_in_order(planned.trials, files), key=lambda t: t.repeat):
         if rule is not None and repeat and not rule.another(repeat):
             return failed
-        for trial in _with_repeated(list(own), files):
+        for trial in _with_repeated(list(own), files, planned.experiment):
             number += 1
             if trial.is_again:
                 known.append(trial)
@@ -165,13 +165,15 @@ def _record_load(outcome: Outcome, files: TrialFiles) -> None:
         write_json(files.outcome, outcome)
 
 
-def _with_repeated(trials: Sequence[Trial], files: RunFiles) -> Iterator[Trial]:
+def _with_repeated(
+    trials: Sequence[Trial], files: RunFiles, experiment: Experiment
+) -> Iterator[Trial]:
     """Yield the trials of a repeat, then once more those that ran beside other work.
 
     Speeds do not decide it: the choice would make slow configurations faster.
     """
     yield from trials
-    for trial in trials:
+    for trial in trials if experiment.measure_again else ():
         ended = document(files.trial(trial.id).outcome, Outcome)
         if ended is not None and ended.status == "ok" and ended.beside_others:
             yield measured_again(trial)
