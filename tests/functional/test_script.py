@@ -134,6 +134,7 @@ def test_run_is_not_continued_with_another_script_in_silence(paceline, tmp_path)
         "from own_steps import STEPS\n" + TRAINING.format(steps="STEPS", inside="pass")
     )
     words = ("--local-strategy", "sequential", "--warmup-steps", "1", "--repeats", "1")
+    words += ("--set", "measure_again=false")
     ran = paceline.main("run", *words, "--out", "run", "mine.py")
     assert ran.returncode == 0, ran.stderr
     (record,) = Path(tmp_path, "run").glob("trials/*/ranks/0/sources.json")
