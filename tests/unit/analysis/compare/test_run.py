@@ -16,6 +16,8 @@ from paceline.base.errors import DataError, NotComparable, UsageError
 from paceline.measure.records.documents import LookRecord, Stopping, write_stopping
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.phases import PHASES
+from paceline.plan.trials.trial import measured_again
+from paceline.show.report.document import render
 from paceline.show.report.verdict import comparison_document, verdict_sentence
 from paceline.show.report.wording import table_sentences
 
@@ -367,3 +369,21 @@ def test_the_reason_can_be_the_bubble(tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.PIPELINE, idle]
     best = compare_run(fabricate.make_run(tmp_path, ways, repeats=2)).verdicts["tiny"]
     assert best.cause.phase == "bubble"
+
+
+def test_trial_that_was_measured_again_is_one_more_repeat_of_its_configuration(tmp_path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
+    trial = measured_again(fabricate.make_trial_value(fabricate.MPI, repeat=1))
+    assert trial.id.endswith(".r1.again")
+    assert (trial.planned_repeat, trial.is_again) == (1, True)
+    files = run.trial(trial.id)
+    fabricate.make_trial(
+        files, trial, fabricate.MPI, fabricate.Case(), fabricate.LAUNCHED + 9000.0, 0.0
+    )
+    found = compare_run(run)
+    rows = {row.setup.launcher: row for row in found.rows}
+    assert (rows["mpi"].repeats, rows["local"].repeats) == (3, 2)
+    assert rows["mpi"].equivalence.equivalent
+    again = [each for each in found.load.by_trial if each.endswith(".again")]
+    assert found.load.measured_again == len(again)
+    assert trial.id in render(found)
