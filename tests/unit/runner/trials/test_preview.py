@@ -142,7 +142,7 @@ def test_load_of_the_machine_has_a_line(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(preview, "Looking", lambda: SimpleNamespace(end=lambda: busy))
     assert main(["plan", "quickstart"]) == ExitCode.OK
     shown = capsys.readouterr().out
-    line = "load: other processes use 50 % of the cores (cc1 49 %). Trials that ran beside it are"
+    line = "load: other processes use 50 % of the cores (cc1 49 %): speeds may be too low; "
     assert line in shown
     assert main(["plan", "quickstart", "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["load"]["others_percent"] == 50.0

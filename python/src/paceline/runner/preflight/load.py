@@ -48,7 +48,7 @@ class Load:
         """One line for the start of a run, if there is a load that disturbs it."""
         if not self.is_disturbing:
             return []
-        return [f"{self.words}. Trials that ran beside it are measured again"]
+        return [f"{self.words}: speeds may be too low; `paceline run --when-idle SECONDS` waits"]
 
     @property
     def words(self) -> str:
