@@ -36,6 +36,7 @@ def main() -> None:
     for module in pkgutil.walk_packages(collectives.__path__, f"{ALLOWED}."):
         if not module.name.startswith(f"{ALLOWED}.mpi."):  # only for ranks of an MPI job
             import_module(module.name)
+    collectives.register()
 
     import torch
     import torch.distributed as dist

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from paceline import collectives
@@ -57,3 +59,36 @@ def test_two_ranks_sum_while_nothing_else_of_paceline_can_be_imported(tmp_path: 
             "operations": [["allreduce", "shared", 20, 0]],
             "refused": "paceline.base",
         }
+
+
+FOUND = """
+import json, sys
+import torch
+loaded = sum(name.partition(".")[0] == "paceline" for name in sys.modules)
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("paceline", store=store, rank=0, world_size=1)
+torch.distributed.destroy_process_group()
+import paceline.distributed  # a script that was written before may still import it
+print(json.dumps([loaded, "pydantic" in sys.modules]))
+"""
+
+
+def test_torch_finds_the_back_end_of_the_installed_package_and_loads_little(tmp_path: Path) -> None:
+    project = tomllib.loads((PACKAGE.parents[2] / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"]["torch.backends"]
+    installed = tmp_path / "paceline_installed-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: paceline-installed\nVersion: 1"
+    )
+    lines = ["[torch.backends]", *(f"{name} = {place}" for name, place in points.items())]
+    (installed / "entry_points.txt").write_text("\n".join(lines))
+    path = os.pathsep.join([str(tmp_path), str(PACKAGE.parents[1])])
+    ended = subprocess.run(
+        [sys.executable, "-c", FOUND], env={**os.environ, "PYTHONPATH": path}, check=False,
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    loaded, heavy = json.loads(ended.stdout)
+    assert loaded <= 9
+    assert not heavy

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.autograd.profiler import record_function
 from torch.distributed import HashStore
 
-import paceline.collectives.shared_group  # noqa: F401  (registers the back end)
+import paceline.distributed  # noqa: F401  (registers the back end)
 from paceline.base.errors import UsageError
 from paceline.collectives import gloo_group, torch_internals
 from paceline.collectives.torch_internals import PrefixStore

@@ -10,3 +10,28 @@ The way of a tensor through `all_reduce` (read `shared_group.SharedMemoryGroup.a
 
 Before that, `store` connects the ranks. After a failure, `liveness` finds out who is missing.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+BACKEND = "paceline"
+
+
+def register() -> None:
+    """Make back end "paceline" known to torch, unless it is.
+
+    torch calls this while it is imported: entry point `torch.backends` of this package. So nothing
+    more is loaded before the first group is created.
+    """
+    import torch.distributed as dist  # noqa: PLC0415  (see above)
+
+    if dist.is_available() and not hasattr(dist.Backend, BACKEND.upper()):
+        create = _create_group
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create_group(given: Any, options: Any) -> Any:
+    from paceline.collectives.shared_group import create_group  # noqa: PLC0415  (see above)
+
+    return create_group(given, options)

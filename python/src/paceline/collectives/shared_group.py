@@ -27,6 +27,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.collectives import BACKEND
 from paceline.collectives.agreement import (
     check_elements,
     check_parts,
@@ -60,7 +61,6 @@ from paceline.collectives.errors import (
     UsageError,
 )
 from paceline.collectives.gloo_group import (
-    DEVICES,
     OPERATIONS,
     REDUCE_SCATTERS,
     RecordedProcessGroup,
@@ -81,7 +81,6 @@ from paceline.collectives.store import fresh_name
 from paceline.collectives.torch_internals import PrefixStore, Work, limit_of
 from paceline.collectives.work import ProgressThread
 
-BACKEND = "paceline"
 _log = logging.getLogger(__name__)
 _CLOSE_LIMIT_S = 10.0
 _ABORT_LIMIT_S = 0.5
@@ -542,7 +541,7 @@ def _on_host(tensors: Sequence[Tensor]) -> bool:
     return all(is_on_host(tensor) and is_dense(tensor) for tensor in tensors)
 
 
-def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
+def create_group(given: Any, _options: Any) -> RecordedProcessGroup:
     """Create a group; torch calls this for each group with this rank."""
     check_asked(BACKEND)
     limit_s = given.timeout.total_seconds()
@@ -564,6 +563,3 @@ def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
         group.gloo_options = backend.options
     register_gloo(group, backend)
     return group
-
-
-dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=list(DEVICES))

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from paceline.base.errors import EnvironmentLacks, PacelineError, PeerLost, TimedOut
 from paceline.base.torch_internals import abort_process_groups
+from paceline.collectives import register
 from paceline.collectives.errors import TIMED_OUT
 from paceline.collectives.gloo_group import BACKEND
 from paceline.collectives.host import interface_address
@@ -135,8 +136,7 @@ class SharedMemoryTransport(GlooTransport):
     backend = "paceline"
 
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
-        import paceline.collectives.shared_group  # noqa: F401, PLC0415  (registers the back end)
-
+        register()
         super().open(context, trial, store)
 
     def explain(self, error: Exception) -> PacelineError | None:
