@@ -19,6 +19,7 @@ CHECKS = {
     "moving_every_type", "parts_of_different_sizes", "sixteen_bits_are_rounded_once",
     "other_reductions", "groups_that_overlap", "futures_of_messages", "batches", "functional",
     "objects", "callbacks_that_wait", "tensors_of_inference_mode", "calls_that_differ",
+    "wrong_arguments",
     "recording", "profile", "messages_that_nobody_sends",
     "messages_of_a_group_name_ranks_of_the_world",
 }  # fmt: skip

@@ -175,6 +175,33 @@ def check_calls_that_differ(rank: int, size: int) -> None:
         dist.destroy_process_group(group)
 
 
+def check_wrong_arguments(rank: int, size: int) -> None:
+    """They are refused before MPI writes beyond a tensor, and the group goes on."""
+    root = dist.BroadcastOptions()
+    root.rootRank = size
+    two, parts = torch.ones(2), [torch.ones(2) for _ in range(size)]
+    calls: list[Callable[[], object]] = [
+        lambda: dist.all_gather_single(torch.ones(3), torch.ones(5)),
+        lambda: dist.all_gather_single(torch.ones(2 * size), two.double()),
+        lambda: dist.all_gather(parts, torch.ones(3)),
+        lambda: dist.all_gather(parts[1:], two),
+        lambda: dist.reduce_scatter(torch.ones(3), parts),
+        lambda: dist.reduce_scatter_single(two, torch.ones(7)),
+        lambda: dist.group.WORLD.broadcast([two], root),
+        lambda: dist.all_reduce(torch.ones(1).expand(4)),
+    ]
+    if rank == 0:
+        calls += [
+            lambda: dist.gather(torch.ones(3), parts),
+            lambda: dist.scatter(torch.ones(3), parts),
+        ]
+    for call in calls:
+        with pytest.raises(ValueError, match="expected"):
+            call()
+    dist.all_reduce(two)
+    assert two.tolist() == [size] * 2
+
+
 def check_batches(rank: int, size: int) -> None:
     after, before = (rank + 1) % size, (rank - 1) % size
     sent, received = numbers(rank, 100), torch.empty(100)
@@ -295,6 +322,7 @@ CHECKS: list[Callable[[int, int], None]] = [
     check_other_reductions, check_groups_that_overlap, check_futures_of_messages, check_batches,
     check_functional, check_objects, check_recording, check_profile,
     check_callbacks_that_wait, check_tensors_of_inference_mode, check_calls_that_differ,
+    check_wrong_arguments,
     check_messages_that_nobody_sends, check_messages_of_a_group_name_ranks_of_the_world,
 ]  # fmt: skip
 

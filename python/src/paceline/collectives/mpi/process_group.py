@@ -16,7 +16,13 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
-from paceline.collectives.agreement import described, name_of
+from paceline.collectives.agreement import (
+    check_parts,
+    check_whole,
+    described,
+    name_of,
+    root_of,
+)
 from paceline.collectives.buffers import concatenated, reduce_tensors, reduction_of
 from paceline.collectives.mpi.all_reduce import CollectiveStatistics, combined_statistics
 from paceline.collectives.mpi.collectives import message_of
@@ -53,14 +59,14 @@ class MpiProcessGroup(GroupCore):
 
         Uses all-reduce, which sleeps while it waits and can be given up. MPI's Reduce cannot.
         """
-        (tensor,) = tensors
+        (tensor,), root = tensors, root_of(opts, self._size)
         reduction = reduction_of(opts.reduceOp, tensor.dtype)
 
         def call() -> CollectiveStatistics:
-            kept = tensor if self._rank == opts.rootRank else tensor.detach().clone()
+            kept = tensor if self._rank == root else tensor.detach().clone()
             return reduce_tensors([kept], [reduction], self._reductions.allreduce, self._size)[0]
 
-        said = described("reduce", tensors, reduction.name, "to", opts.rootRank)
+        said = described("reduce", tensors, reduction.name, "to", root)
         return self._submit("reduce", call, tensors, tensors, said=said, synchronise=False)
 
     def reduce_scatter(
@@ -68,6 +74,7 @@ class MpiProcessGroup(GroupCore):
     ) -> PendingWork:
         """Reduce all ranks' lists, and store this rank's part. The inputs are unchanged."""
         (output,), (inputs,) = output_tensors, input_tensors
+        check_parts("reduce_scatter", inputs, output, self._rank, self._size)
         reduction = reduction_of(opts.reduceOp, output.dtype)
 
         def call() -> None:
@@ -88,6 +95,8 @@ class MpiProcessGroup(GroupCore):
         """Call reduce_scatter_single for each pair."""
         reduce_op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
         reductions = [reduction_of(reduce_op, output.dtype) for output in outputs]
+        for output, own in zip(outputs, inputs, strict=True):
+            check_whole("reduce_scatter", own, output, self._size)
 
         def call() -> None:
             for output, own, reduction in zip(outputs, inputs, reductions, strict=True):
@@ -101,7 +110,7 @@ class MpiProcessGroup(GroupCore):
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
         """Copy the tensors of `opts.rootRank` to every rank."""
-        root: int = opts.rootRank if opts is not None else 0
+        root = 0 if opts is None else root_of(opts, self._size)
 
         def call() -> None:
             for tensor in tensors:
@@ -115,6 +124,8 @@ class MpiProcessGroup(GroupCore):
     ) -> PendingWork:
         """Copy every rank's tensor to every rank, for each input; sizes may differ between
         ranks."""
+        for outputs, own in zip(output_tensors, input_tensors, strict=True):
+            check_parts("all_gather", outputs, own, self._rank, self._size)
 
         def call() -> None:
             for outputs, own in zip(output_tensors, input_tensors, strict=True):
@@ -139,6 +150,8 @@ class MpiProcessGroup(GroupCore):
         self, outputs: list[Tensor], inputs: list[Tensor], _opts: Any = None
     ) -> PendingWork:
         """Call all_gather_single for each pair."""
+        for output, own in zip(outputs, inputs, strict=True):
+            check_whole("all_gather", output, own, self._size)
 
         def call() -> None:
             for output, own in zip(outputs, inputs, strict=True):
@@ -151,20 +164,24 @@ class MpiProcessGroup(GroupCore):
         self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any
     ) -> PendingWork:
         """Copy every rank's tensor to `opts.rootRank`."""
-        (own,) = input_tensors
+        (own,), root = input_tensors, root_of(opts, self._size)
         outputs = output_tensors[0] if output_tensors else []
-        call = partial(self._collectives.gather, outputs, own, opts.rootRank)
-        said = described("gather", [], "to", opts.rootRank, "of", own.dtype)
+        if root == self._rank:
+            check_parts("gather", outputs, own, self._rank, self._size)
+        call = partial(self._collectives.gather, outputs, own, root)
+        said = described("gather", [], "to", root, "of", own.dtype)
         return self._submit("gather", call, output_tensors, input_tensors, said=said)
 
     def scatter(
         self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any
     ) -> PendingWork:
         """Copy one tensor of `opts.rootRank` to each rank."""
-        (own,) = output_tensors
+        (own,), root = output_tensors, root_of(opts, self._size)
         inputs = input_tensors[0] if input_tensors else []
-        call = partial(self._collectives.scatter, own, inputs, opts.rootRank)
-        said = described("scatter", [], "from", opts.rootRank, "of", own.dtype)
+        if root == self._rank:
+            check_parts("scatter", inputs, own, self._rank, self._size)
+        call = partial(self._collectives.scatter, own, inputs, root)
+        said = described("scatter", [], "from", root, "of", own.dtype)
         return self._submit("scatter", call, output_tensors, [own, *inputs], said=said)
 
     def alltoall(
