@@ -1,11 +1,13 @@
 """Random communication over our back ends gives what Gloo gives, and what arithmetic says.
 
-Few cases here, the same ones each time; programs/fuzz.py runs thousands, of any seed, by hand.
+Amid faults it gives that, or errors on all ranks in time. Few cases here, the same ones each time;
+programs/fuzz.py and fuzz_faults.py run thousands, of any seed, by hand.
 """
 
 from __future__ import annotations
 
 import pytest
+from tests.contract.programs.fuzz_faults import judge_files, run_session, sessions
 
 pytestmark = pytest.mark.contract
 
@@ -25,3 +27,20 @@ def test_random_operations_give_what_gloo_and_arithmetic_say(
 ):
     words = ("--backend", backend, "--cases", CASES[ranks], "--seed", SEED, *options)
     run_ranks(ranks, "mpi", "fuzz", tmp_path, *words)
+
+
+EPISODES = {2: 24, 4: 12}  # by number of ranks
+
+
+@pytest.mark.parametrize("ranks", EPISODES)
+def test_steps_amid_faults_are_right_or_an_error_on_every_rank(ranks, forks, tmp_path):
+    found = []
+    for first, last in sessions(SEED, EPISODES[ranks], ranks, kills=True):
+        found += run_session(forks.python, tmp_path, SEED, first, last, ranks)
+    assert found == []
+
+
+def test_steps_over_mpi_amid_faults_are_right_or_an_error_on_every_rank(run_ranks, tmp_path):
+    last = 11
+    run_ranks(3, "mpi", "fuzz_faults", tmp_path, SEED, 0, last, orderly=False)
+    assert judge_files(tmp_path, SEED, 0, last, 3, kills=False) == []
