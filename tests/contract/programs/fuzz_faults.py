@@ -95,7 +95,7 @@ def _other(chance: random.Random, call: Call, ranks: int) -> Call:
         return replace(call, operation=chance.choice(names))
     if what == "root" and call.operation in _ROOTED:
         return replace(call, root=(call.root + 1) % ranks)
-    if what == "dtype" and call.operation != "all_to_all":
+    if what == "dtype":
         names = [each for each in _DTYPES if each != call.dtype]
         return replace(call, dtype=chance.choice(names))
     return replace(call, count=call.count + 1)

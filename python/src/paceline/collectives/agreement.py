@@ -227,6 +227,22 @@ def check_sizes(name: str, own: Tensor, others: Sequence[Tensor]) -> None:
         )
 
 
+def check_counts(name: str, counts: NDArray[np.int64]) -> None:
+    """Raise CallsDiffer if a rank sends another number of elements than its receiver expects.
+
+    counts: shape (ranks, 2, ranks), by rank: elements that it sends to each rank, and that it
+    expects from each; the same on all ranks.
+    """
+    differing = np.argwhere(counts[:, 0] != counts[:, 1].T)
+    if len(differing):
+        sender, receiver = map(int, differing[0])
+        raise CallsDiffer(
+            f"{_WORDS.get(name, name)}: rank {sender} of the group sends "
+            f"{counts[sender, 0, receiver]} elements to rank {receiver}, which expects "
+            f"{counts[receiver, 1, sender]}"
+        )
+
+
 def check_elements(results: Any) -> None:
     """Raise ValueError if elements of a result share memory, as those of an expanded tensor do."""
     for tensor in [results] if isinstance(results, Tensor) else results:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from paceline.collectives import BACKEND
 from paceline.collectives.agreement import (
+    check_counts,
     check_elements,
     check_parts,
     check_sizes,
@@ -376,13 +377,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
         counts = np.zeros((self._ranks, 2, self._ranks), np.int64)
         counts[self._own_rank] = sent, expected
         self._levels.host.segments.all_gather(dict(enumerate(counts.reshape(self._ranks, -1))))
-        differing = np.argwhere(counts[:, 0] != counts[:, 1].T)
-        if len(differing):
-            sender, receiver = map(int, differing[0])
-            raise CallsDiffer(
-                f"all_to_all: rank {sender} of the group sends {counts[sender, 0, receiver]} "
-                f"elements to rank {receiver}, which expects {counts[receiver, 1, sender]}"
-            )
+        check_counts("alltoall", counts)
 
     def _parts_at_root(self, own: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the root's tensors for all ranks, flat. On other ranks, which have none, the own

@@ -13,10 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from paceline.collectives.agreement import check_counts
 from paceline.collectives.buffers import (
     Reduction,
     array_of,
@@ -86,6 +88,7 @@ class Collectives:
         """Copy every rank's tensor to the root; sizes may differ. `outputs` is used on the root
         only."""
         mine, lengths = wire_buffer(own), _lengths(outputs)
+        self._agree_on_parts("gather", self._only(root, len(mine)), lengths)
         flat = mine.new_empty(sum(lengths))
         shares = vector_message(flat, lengths) if self._rank == root else None
         self._wait("gather", self._comm.Igatherv(message_of(mine), shares, root))
@@ -95,6 +98,7 @@ class Collectives:
     def scatter(self, own: Tensor, inputs: Sequence[Tensor], root: int) -> None:
         """Copy one of the root's tensors to each rank. `inputs` is used on the root only."""
         mine = wire_buffer(own)
+        self._agree_on_parts("scatter", _lengths(inputs), self._only(root, len(mine)))
         flat = wire_buffer(concatenated(inputs)) if self._rank == root else mine
         shares = vector_message(flat, _lengths(inputs)) if self._rank == root else None
         self._wait("scatter", self._comm.Iscatterv(shares, message_of(mine), root))
@@ -103,6 +107,7 @@ class Collectives:
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
         """Exchange each rank's part of every rank's inputs; sizes may differ."""
         sent, lengths = wire_buffer(concatenated(inputs)), _lengths(outputs)
+        self._agree_on_parts("alltoall", _lengths(inputs), lengths)
         flat = sent.new_empty(sum(lengths))
         self._all_to_all_v("alltoall", flat, lengths, sent, _lengths(inputs))
         scatter_into(flat, outputs)
@@ -116,6 +121,7 @@ class Collectives:
     ) -> None:
         """Do the same as all_to_all with tensors that hold all parts; lengths are in elements."""
         flat = wire_buffer(output)
+        self._agree_on_parts("alltoall", input_lengths, output_lengths)
         self._all_to_all_v("alltoall", flat, output_lengths, wire_buffer(own), input_lengths)
         copy_back(flat, output)
 
@@ -173,6 +179,24 @@ class Collectives:
         mine = _NATIVE if is_fast else _RING
         chosen: str = of_rank_0(mine, self._comm, self._world_rank, self._limit_s)
         return chosen
+
+    def _agree_on_parts(self, name: str, sent: Sequence[int], expected: Sequence[int]) -> None:
+        """Raise CallsDiffer on all ranks if one sends another count than its receiver expects.
+
+        sent, expected: elements for each rank, and from each; empty means none. MPI would report
+        that to some ranks only, if at all.
+        """
+        ranks = self._comm.size
+        own = np.zeros((2, ranks), np.int64)
+        own[0, : len(sent)] = sent
+        own[1, : len(expected)] = expected
+        counts = np.zeros((ranks, 2, ranks), np.int64)
+        self._wait(name, self._comm.Iallgather(own, counts))
+        check_counts(name, counts)
+
+    def _only(self, rank: int, count: int) -> list[int]:
+        """Return the elements for each rank, or from each, if there are some for one only."""
+        return [count if other == rank else 0 for other in range(self._comm.size)]
 
     def _all_to_all_v(
         self,

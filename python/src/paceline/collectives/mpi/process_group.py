@@ -189,7 +189,8 @@ class MpiProcessGroup(GroupCore):
     ) -> PendingWork:
         """Exchange each rank's part of every rank's list."""
         call = partial(self._collectives.all_to_all, output_tensors, input_tensors)
-        return self._submit("alltoall", call, output_tensors, input_tensors)
+        said = described("alltoall", [], "of", *{each.dtype for each in input_tensors})
+        return self._submit("alltoall", call, output_tensors, input_tensors, said=said)
 
     def all_to_all_single(
         self,
@@ -209,7 +210,8 @@ class MpiProcessGroup(GroupCore):
         call = partial(
             self._collectives.all_to_all_single, output, own, output_lengths, input_lengths
         )
-        return self._submit("alltoall", call, [output], [own])
+        said = described("alltoall", [], "of", own.dtype)
+        return self._submit("alltoall", call, [output], [own], said=said)
 
     # Names of these operations before torch 2.13, which some callers still use.
     _allgather_base = all_gather_single
