@@ -36,7 +36,7 @@ def irregular_file(folder: Path, unread: str) -> Path | None:
             try:
                 mode = path.stat().st_mode
             except OSError:
-                continue  # a link that leads nowhere: whoever reads it says so
+                continue  # a link that leads nowhere: its reader says so
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 return path
     return None
