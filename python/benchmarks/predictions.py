@@ -214,7 +214,7 @@ def measured_point(lab: Lab, case: Case, point: dict[str, Any]) -> dict[str, Any
     strategy = point["setup"].partition(" ")[0]
     found = seconds[strategy, point["transport"]]
     assert found is not None and one_host is not None, "the run has ended well"  # noqa: PT018
-    predicted, truth = point["step_s"], found.median
+    predicted, truth = point["step_s"], found.estimate
     print(
         f"{case.part.name} {point['setup']} {point['transport']} {nodes} {link} {batch}: "
         f"{predicted['median']:.3f} s predicted, {truth:.3f} s measured",
@@ -224,7 +224,7 @@ def measured_point(lab: Lab, case: Case, point: dict[str, Any]) -> dict[str, Any
         "case": case.part.name,
         **point,
         "measured_s": jsonable(found),
-        "one_host_s": one_host.median,
+        "one_host_s": one_host.estimate,
         "error": predicted["median"] / truth - 1,
         "covered": predicted["low"] <= truth <= predicted["high"],
     }

@@ -259,7 +259,7 @@ def interval(value: Row, unit: str) -> str:
     """Return an interval as text, or each entry of another dictionary."""
     if "low" not in value:
         return ", ".join(f"{key} {shown(each, unit)}" for key, each in value.items())
-    middle = value["mean"] if "mean" in value else value["median"]
+    middle = next(value[name] for name in ("mean", "median", "estimate") if name in value)
     low, middle, high = (number(each, unit) for each in (value["low"], middle, value["high"]))
     return middle if low == high else f"{middle} ({low}–{high})"
 

@@ -161,7 +161,7 @@ def _subject(decision: Decision) -> str:
 def _ratio(interval: Interval | None) -> str:
     if interval is None:
         return NOT_MEASURED
-    return f"{interval.median:.2f}{TIMES} ({bounds(interval)})"
+    return f"{interval.estimate:.2f}{TIMES} ({bounds(interval)})"
 
 
 def _next(decision: Decision) -> str:

@@ -222,7 +222,7 @@ def _decisions(results: Results, everything: Sequence[Row]) -> Iterator[Decision
 
     for (workload, precision), group in groupby(sorted(results.rows, key=kind), kind):
         rows = list(group)
-        ranked = sorted(_candidates(rows, everything), key=lambda each: each.value.median)
+        ranked = sorted(_candidates(rows, everything), key=lambda each: each.value.estimate)
         if len(ranked) < 2:
             continue
         nodes = max(row.placement.nodes for row in rows)
@@ -257,10 +257,10 @@ def _candidates(rows: Iterable[Row], everything: Sequence[Row]) -> Iterator[Cand
 
 def _ratio_of(slower: Candidate, faster: Candidate) -> Interval:
     """Return the ratio of two values, whose errors are taken as independent."""
-    middle = math.log(slower.value.median / faster.value.median)
+    middle = math.log(slower.value.estimate / faster.value.estimate)
     half = math.hypot(*(math.log(c.value.high / c.value.low) / 2 for c in (slower, faster)))
-    low, median, high = (math.exp(each) for each in (middle - half, middle, middle + half))
-    return Interval(median=median, low=low, high=high)
+    low, estimate, high = (math.exp(each) for each in (middle - half, middle, middle + half))
+    return Interval(estimate=estimate, low=low, high=high)
 
 
 def _with_ties(ranked: Sequence[Candidate], verdict: Verdict | None) -> list[Candidate]:
@@ -276,8 +276,8 @@ def _with_ties(ranked: Sequence[Candidate], verdict: Verdict | None) -> list[Can
         if verdict is not None:
             return other.configuration in verdict.not_separated
         ratio = _ratio_of(other, best)
-        below = math.log(ratio.median / ratio.low) * corrected / usual
-        return math.log(ratio.median) < below
+        below = math.log(ratio.estimate / ratio.low) * corrected / usual
+        return math.log(ratio.estimate) < below
 
     found = [replace(each, tied=is_tied(each)) for each in ranked[1:]]
     return [replace(best, tied=any(each.tied for each in found)), *found]
@@ -295,7 +295,7 @@ def _cause(faster: Row, slower: Row) -> MainPart | None:
         for part, phases in PHASES_OF.items()
     ]
     largest = max(parts, key=lambda part: part.slower_s - part.faster_s)
-    whole = slower.speed.step_s.median - faster.speed.step_s.median
+    whole = slower.speed.step_s.estimate - faster.speed.step_s.estimate
     explains = largest.slower_s - largest.faster_s >= EXPLAINS * whole
     return largest if whole > 0 and explains else None
 

@@ -18,7 +18,7 @@ def test_csv_has_the_rows_of_compare_and_the_steps(small_run, paceline, tmp_path
     (expected,) = json.loads(paceline.main("compare", small_run, "--json").stdout)["rows"]
     with (tmp_path / "out/rows.csv").open(encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
-    assert float(row["samples_per_s.median"]) == expected["samples_per_s"]["median"]
+    assert float(row["samples_per_s.estimate"]) == expected["samples_per_s"]["estimate"]
     assert row["configuration"] == expected["configuration"]
     with (tmp_path / "out/steps.csv").open(encoding="utf-8") as file:
         assert [int(step["step"]) for step in csv.DictReader(file)] == list(range(20))

@@ -61,7 +61,7 @@ def test_run_shows_lines_of_progress_and_the_table(outputs):
 
 def test_frames_and_figures_are_shown(outputs):
     cells, folder = outputs
-    assert "speedup.median" in _result(cells, "rows")["text/plain"]
+    assert "speedup.estimate" in _result(cells, "rows")["text/plain"]
     figure = _result(cells, "figures")["application/vnd.plotly.v1+json"]
     assert figure["layout"]["title"]["text"] == "Speedup, tiny"
     assert len(figure["data"][0]["x"]) == 3

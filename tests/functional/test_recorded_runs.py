@@ -90,7 +90,7 @@ def close(value: object, expected: object) -> bool:
 
 def summary(row: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a row that `expected.json` has."""
-    intervals = {name: row[name] and row[name]["median"] for name in ("samples_per_s", "speedup")}
+    intervals = {name: row[name] and row[name]["estimate"] for name in ("samples_per_s", "speedup")}
     return {name: row[name] for name in ROW_VALUES} | intervals | {"loss": row["final_loss"]}
 
 
@@ -108,7 +108,7 @@ def test_compare_prints_the_verdict_and_a_line_for_each_row(recorded: Recorded) 
     assert recorded.expected["verdict"] in words
     for row in recorded.rows:
         speed = row["samples_per_s"]
-        shown = row["failed"] if speed is None else rounded(speed["median"])
+        shown = row["failed"] if speed is None else rounded(speed["estimate"])
         assert " ".join(shown.split()) in words, row
 
 
@@ -137,10 +137,10 @@ def test_speeds_follow_from_the_recorded_steps(recorded: Recorded) -> None:
         expected = recorded.expected["rows"][name]
         if "samples_per_s" in expected:
             assert row["repeats"] == len(rates[name])
-            assert row["samples_per_s"]["median"] == pytest.approx(speeds[name], rel=1e-4)
+            assert row["samples_per_s"]["estimate"] == pytest.approx(speeds[name], rel=1e-4)
         if expected.get("speedup"):
             speedup = speeds[name] / speeds[recorded.document["baseline"]]
-            assert row["speedup"]["median"] == pytest.approx(speedup, rel=1e-4)
+            assert row["speedup"]["estimate"] == pytest.approx(speedup, rel=1e-4)
 
 
 def test_run_does_not_differ_from_itself(recorded: Recorded) -> None:
@@ -151,7 +151,7 @@ def test_run_does_not_differ_from_itself(recorded: Recorded) -> None:
     assert {row["configuration"] for row in document["rows"]} == finished
     assert document["differences"] == []
     for row in document["rows"]:
-        assert row["ratio"]["median"] == pytest.approx(1)
+        assert row["ratio"]["estimate"] == pytest.approx(1)
         assert not row["is_different"]
 
 
@@ -199,7 +199,7 @@ def test_parts_of_an_explanation_add_up(recorded: Recorded) -> None:
 def test_predictions_are_those_of_then(recorded: Recorded) -> None:
     document = recorded.json("predict", recorded.path)
     predicted = {
-        f"{each['setup']} {each['transport']} {each['nodes']}": each["step_s"]["median"]
+        f"{each['setup']} {each['transport']} {each['nodes']}": each["step_s"]["estimate"]
         for each in document.get("predictions", [])
     }
     assert predicted == pytest.approx(recorded.expected["predicted_s"], rel=1e-3)
@@ -218,7 +218,7 @@ def test_exported_tables_have_the_rows_and_steps(recorded: Recorded) -> None:
     ]
     for row, each in zip(recorded.rows, written, strict=True):
         if row["samples_per_s"] is not None:
-            assert float(each["samples_per_s.median"]) == row["samples_per_s"]["median"]
+            assert float(each["samples_per_s.estimate"]) == row["samples_per_s"]["estimate"]
     steps = pl.read_parquet(folder / "parquet/steps.parquet")
     assert steps.equals(api.load(recorded.path).steps())
     assert dict(steps.group_by("trial").len().iter_rows()) == recorded.expected["steps"]

@@ -128,8 +128,8 @@ def test_measurements_are_there_for_every_row(comparison):
     for row in comparison["rows"]:
         for key in ("samples_per_s", "step_s", "speedup", "efficiency"):
             found = row[key]
-            assert found["median"] > 0
-            assert found["low"] <= found["median"] <= (found["high"] or math.inf)
+            assert found["estimate"] > 0
+            assert found["low"] <= found["estimate"] <= (found["high"] or math.inf)
         assert row["time_to_first_step_s"] > 0
         assert row["final_loss"] > 0
         assert 0 < row["cpu_percent"] <= 100

@@ -94,7 +94,7 @@ def test_rows_are_those_of_compare(run, run_dir):
     frame = run.to_polars()
     assert frame["launcher"].to_list() == ["mpi", "local"]
     expected = fabricate.SEQUENTIAL.step_s / fabricate.MPI.step_s
-    assert frame["speedup.median"].to_list() == pytest.approx([expected, 1.0])
+    assert frame["speedup.estimate"].to_list() == pytest.approx([expected, 1.0])
     assert frame["phases_s.forward"].to_list() == [r["phases_s"]["forward"] for r in run.rows()]
     assert not {"speedup", "phases_s"} & set(frame.columns)
 
@@ -102,7 +102,7 @@ def test_rows_are_those_of_compare(run, run_dir):
 def test_pandas_has_the_same_rows(run):
     frame, expected = run.to_pandas(), run.to_polars()
     assert list(frame.columns) == expected.columns
-    assert frame["speedup.median"].tolist() == expected["speedup.median"].to_list()
+    assert frame["speedup.estimate"].tolist() == expected["speedup.estimate"].to_list()
 
 
 def test_frames_have_the_rows_of_all_trials(run):
@@ -155,7 +155,7 @@ def test_figures_are_those_of_the_report(run):
     assert all(isinstance(figure, go.Figure) for figure in figures.values())
     speedup = figures["Speedup, tiny"]
     assert speedup.layout.title.text == "Speedup, tiny"
-    assert speedup.data[0].x[-1] == pytest.approx(run.to_polars()["speedup.median"].max())
+    assert speedup.data[0].x[-1] == pytest.approx(run.to_polars()["speedup.estimate"].max())
     trial = run.trials[0].trial.id
     assert f"{trial}: CPU, RAM, threads on node0" in figures
 

@@ -32,7 +32,7 @@ NOTHING = dict.fromkeys(
 
 
 def exactly(value):
-    return Interval(median=value, low=value, high=value)
+    return Interval(estimate=value, low=value, high=value)
 
 
 def finding(**changes):
@@ -43,7 +43,7 @@ def finding(**changes):
         "default_samples_per_s": exactly(20.0),
         "fastest": fastest,
         "fastest_samples_per_s": exactly(30.0),
-        "ratio": Interval(median=1.5, low=1.25, high=1.75),
+        "ratio": Interval(estimate=1.5, low=1.25, high=1.75),
         "is_faster": True,
         "candidates": 2,
         "left_out": (),
@@ -88,7 +88,7 @@ def test_strategy_that_may_be_as_fast_as_the_best_is_marked(shown):
     ("low", "high", "bounds"), [(0.9, 1.3, "0.90\N{EN DASH}1.30"), (0.0, math.inf, "not known")]
 )
 def test_default_is_kept_where_another_was_not_shown_to_be_faster(shown, low, high, bounds):
-    text = shown(finding(ratio=Interval(median=1.1, low=low, high=high), is_faster=False))
+    text = shown(finding(ratio=Interval(estimate=1.1, low=low, high=high), is_faster=False))
     assert f"1.10 ({bounds}) no gain" in text
     assert "the default (5 %), which is kept" in text
 
@@ -157,7 +157,7 @@ def test_default_and_best_are_set_against_each_other(shown_communication):
 
 
 def test_winner_that_turned_out_slower_is_no_gain(shown_communication):
-    slower = Interval(median=0.9, low=0.8, high=0.95)
+    slower = Interval(estimate=0.9, low=0.8, high=0.95)
     text = shown_communication(of_communication(ratio=slower, is_faster=False))
     assert "0.90 (0.80\N{EN DASH}0.95) no gain" in " ".join(text.split())
     assert "which is kept" in text

@@ -49,7 +49,7 @@ def test_the_fastest_are_those_of_the_verdict_of_the_run(tool: Any) -> None:
     names = {each.configuration for each in decision.fastest}
     assert names == {verdict["best"], *verdict["not_separated"]}
     assert decision.next.configuration == verdict["runner_up"]
-    assert decision.lead.median == verdict["over_runner_up"]["median"]
+    assert decision.lead.estimate == verdict["over_runner_up"]["median"]
 
 
 @pytest.mark.parametrize(("slow_ones", "fastest"), [(0, 1), (7, 2)])
@@ -65,7 +65,7 @@ def test_without_a_verdict_more_configurations_need_a_larger_difference(
             configuration=str(number),
             speed=replace(
                 ranked.speed,
-                samples_per_s=Interval(median=speed, low=speed / 1.02, high=speed * 1.02),
+                samples_per_s=Interval(estimate=speed, low=speed / 1.02, high=speed * 1.02),
             ),
         )
         for number, speed in enumerate([1.035, 1.0, *[0.5] * slow_ones])

@@ -49,12 +49,12 @@ def _ascending(value: float | None) -> float:
 # What `--sort` can name: its key, the best row first, rows without a value last.
 _SORT_KEYS: dict[str, Callable[[Row], float | str]] = {
     "samples": lambda row: (
-        math.inf if row.speed.samples_per_s is None else -row.speed.samples_per_s.median
+        math.inf if row.speed.samples_per_s is None else -row.speed.samples_per_s.estimate
     ),
     "efficiency": lambda row: (
-        math.inf if row.speed.efficiency is None else -row.speed.efficiency.median
+        math.inf if row.speed.efficiency is None else -row.speed.efficiency.estimate
     ),
-    "step": lambda row: math.inf if row.speed.step_s is None else row.speed.step_s.median,
+    "step": lambda row: math.inf if row.speed.step_s is None else row.speed.step_s.estimate,
     "first-step": lambda row: _ascending(row.times.time_to_first_step_s),
     "cpu": lambda row: _ascending(row.usage.cpu_percent),
     "memory": lambda row: _ascending(row.usage.memory_peak_bytes),

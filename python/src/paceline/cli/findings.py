@@ -128,7 +128,7 @@ def _rows(found: TargetResult, findings: Findings) -> list[tuple[str, str, str, 
 def speed_text(interval: Interval | None) -> str:
     if interval is None:
         return "failed"
-    return f"{interval.median:.0f}" if interval.median >= 100 else f"{interval.median:.3g}"
+    return f"{interval.estimate:.0f}" if interval.estimate >= 100 else f"{interval.estimate:.3g}"
 
 
 def ratio_text(found: TargetResult) -> str:

@@ -43,21 +43,22 @@ def test_rows_are_paired_and_the_rest_is_listed(trials: dict[str, Trial]) -> Non
     found = compare_runs(before, after)
     assert (found.only_before, found.only_after) == (("a",), ("c",))
     (row,) = found.rows
-    assert row.ratio.median == pytest.approx(math.exp(0.3))
+    assert row.ratio.estimate == pytest.approx(math.exp(0.3))
     assert row.ratio.low < math.exp(0.3) < row.ratio.high
-    assert row.before.median == pytest.approx(math.exp(1.0))
-    assert row.after.median == pytest.approx(math.exp(1.3))
+    assert row.before.estimate == pytest.approx(math.exp(1.0))
+    assert row.after.estimate == pytest.approx(math.exp(1.3))
     assert row.is_different
     assert found.faster == [row]
     assert found.slower == []
 
 
-def test_the_interval_is_that_of_welch(trials: dict[str, Trial]) -> None:
+def test_the_interval_is_about_that_of_students_t(trials: dict[str, Trial]) -> None:
     found = compare_runs(speeds(trials, a=(0.0, 0.1, 0.2)), speeds(trials, a=(1.0, 1.1, 1.2)))
     # deviation 0.1 in both; four degrees of freedom: t = 2.776445
     half = 2.776445 * 0.1 * math.sqrt(2 / 3)
-    assert math.log(found.rows[0].ratio.low) == pytest.approx(1.0 - half)
-    assert math.log(found.rows[0].ratio.high) == pytest.approx(1.0 + half)
+    assert math.log(found.rows[0].ratio.low) == pytest.approx(1.0 - half, abs=0.2 * half)
+    # either run may have been disturbed in all of its three repeats
+    assert 1.0 + 0.8 * half < math.log(found.rows[0].ratio.high) < 1.0 + 2 * half
 
 
 def test_drift_that_all_share_is_noise(trials: dict[str, Trial]) -> None:
@@ -73,7 +74,7 @@ def test_a_run_of_one_repeat_differs_from_no_other(trials: dict[str, Trial]) -> 
     row = compare_runs(before, speeds(trials, a=(1.0,))).rows[0]
     assert not row.is_different
     assert not row.ratio.is_known
-    assert row.ratio.median == pytest.approx(math.e)
+    assert row.ratio.estimate == pytest.approx(math.e)
 
 
 def test_equal_runs_rarely_differ(trials: dict[str, Trial]) -> None:
@@ -93,8 +94,8 @@ def test_speeds_are_read_from_the_files_of_a_run(tmp_path: Path) -> None:
     before = read_speeds(fabricate.make_run(tmp_path / "a", [fabricate.SEQUENTIAL, fabricate.MPI]))
     after = read_speeds(fabricate.make_run(tmp_path / "b", [fabricate.SEQUENTIAL, slow]))
     rows = {row.configuration.split(".")[1]: row for row in compare_runs(before, after).rows}
-    assert rows["local"].ratio.median == pytest.approx(1)
-    assert rows["mpi"].ratio.median == pytest.approx(0.345 / 0.445, rel=1e-5)
+    assert rows["local"].ratio.estimate == pytest.approx(1)
+    assert rows["mpi"].ratio.estimate == pytest.approx(0.345 / 0.445, rel=1e-5)
     assert rows["mpi"].equivalent == (True, True)  # checked now, as no file has the result
 
 

@@ -42,7 +42,7 @@ def test_strategies_are_matched_and_their_orders_compared(tmp_path: Path) -> Non
     # alone: processes, intraop, threads, sequential; there: intraop, threads, processes, sequential
     assert relation.rank_correlation == pytest.approx(1 - 6 * (4 + 1 + 1) / (4 * 15))
     sequential = next(li for li in found.lines if ".sequential." in li.configuration)
-    assert sequential.elsewhere[0].ratio.median == pytest.approx(0.635 / 1.235)
+    assert sequential.elsewhere[0].ratio.estimate == pytest.approx(0.635 / 1.235)
 
 
 def test_correlations_of_several_places_are_tested_together(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def figures_of(cpu: list[float | None], speedups: list[float | None]) -> dict[st
                 ram_percent_mean=(value or 0.0) % 7,
             ),
             speed=RowSpeed(
-                speedup=None if speedup is None else Interval(median=speedup, low=0, high=9)
+                speedup=None if speedup is None else Interval(estimate=speedup, low=0, high=9)
             ),
         )
         for value, speedup in zip(cpu, speedups, strict=True)

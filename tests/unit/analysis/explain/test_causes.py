@@ -16,7 +16,7 @@ from tests.unit.analysis.ways import MPI, PIPELINE, SEQUENTIAL, Way
 from paceline.analysis.explain.evidence import PART_NAMES, ExplainedTrials, StepMeasurement
 from paceline.analysis.explain.explanation import Explanation, explain, explain_repeats
 from paceline.analysis.explain.rules import Pair
-from paceline.analysis.statistics.intervals import estimate
+from paceline.analysis.statistics.intervals import Estimate
 from paceline.analysis.trial.reading import load_run
 
 # Two factors of one product: the division is by definition, see the second case on paper.
@@ -375,7 +375,7 @@ def test_one_repeat_has_no_cause_and_runs_apart_are_not_paired() -> None:
     first, second = (
         {n: seeded.measured(random, c) for n in range(4)} for c in ({}, {"storage": 0.3})
     )
-    names, ratio = ("faster", "slower"), estimate(0.36, 0.01, 6)
+    names, ratio = ("faster", "slower"), Estimate(value=0.36, low=0.33, high=0.39)
     one = explain_repeats(names, ({0: first[0]}, {0: second[0]}), ratio)
     assert one.causes == ()
     assert one.unexplained.parts == ("spread",)

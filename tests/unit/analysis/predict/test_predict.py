@@ -40,16 +40,16 @@ def test_half_the_batch_on_two_nodes_takes_its_measured_time(records) -> None:
     runs = [*records(SEQUENTIAL, batch=8), *records(quick, batch=4)]
     request = PredictionRequest(nodes=(1, 2), link=FAST, transports=("gloo",))
     one, two = predict(runs, request).predictions
-    assert one.step_s.median == pytest.approx(SEQUENTIAL.step_s, rel=0.02)
+    assert one.step_s.estimate == pytest.approx(SEQUENTIAL.step_s, rel=0.02)
     # equal steps: no slowest node; gradients of 41 parameters over a fast link take no time
-    assert two.step_s.median == pytest.approx(quick.step_s, rel=0.02)
-    assert two.samples_per_s.median == pytest.approx(8 / quick.step_s, rel=0.02)
+    assert two.step_s.estimate == pytest.approx(quick.step_s, rel=0.02)
+    assert two.samples_per_s.estimate == pytest.approx(8 / quick.step_s, rel=0.02)
     # equal repeats: the width is the error of the model
     width = math.log(two.step_s.high / two.step_s.low) / 2
     assert width == pytest.approx(1.645 * MODEL_ERROR, rel=0.2)
     assert (one.transport, two.transport) == (None, "gloo")
     assert (one.speedup.low, one.speedup.high) == (1, 1)
-    assert two.speedup.median == pytest.approx(SEQUENTIAL.step_s / quick.step_s, rel=0.02)
+    assert two.speedup.estimate == pytest.approx(SEQUENTIAL.step_s / quick.step_s, rel=0.02)
 
 
 def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(records, tmp_path) -> None:
@@ -111,7 +111,7 @@ def test_a_measured_share_has_its_time_and_others_lie_on_the_line(records) -> No
     runs = [*records(SEQUENTIAL, batch=8), *records(quick, batch=4)]
     request = PredictionRequest(nodes=(1,), link=FAST, global_batch=6)
     (found,) = predict(runs, request).predictions
-    assert found.step_s.median == pytest.approx((SEQUENTIAL.step_s + quick.step_s) / 2, rel=0.02)
+    assert found.step_s.estimate == pytest.approx((SEQUENTIAL.step_s + quick.step_s) / 2, rel=0.02)
     assert not found.is_bounded
     (refusal,) = predict(runs, dataclasses.replace(request, global_batch=12)).refusals
     assert "at most 8 samples per node, not with 12" in refusal.reason
@@ -135,8 +135,8 @@ def test_the_line_of_one_node_contains_the_measurement(records, tmp_path) -> Non
     }
     for each in predict(load_run(run), PredictionRequest(nodes=(1,))).predictions:
         measured = rows[each.setup.split()[0], each.transport or "none"]
-        assert each.samples_per_s.low <= measured.median <= each.samples_per_s.high
-        assert each.samples_per_s.median == pytest.approx(measured.median, rel=0.05)
+        assert each.samples_per_s.low <= measured.estimate <= each.samples_per_s.high
+        assert each.samples_per_s.estimate == pytest.approx(measured.estimate, rel=0.05)
 
 
 def test_one_repeat_shows_no_spread(records) -> None:
@@ -194,7 +194,7 @@ def test_a_slow_link_adds_the_time_of_the_gradients(records) -> None:
     (found,) = predict(records(SEQUENTIAL), request).predictions
     low, high = 8 * 164 / 1e3 / 0.94 - 0.6, 8 * 164 / 1e3 / 0.85
     assert low <= found.exposed_s <= high
-    assert found.step_s.median == pytest.approx(SEQUENTIAL.step_s + found.exposed_s, rel=0.1)
+    assert found.step_s.estimate == pytest.approx(SEQUENTIAL.step_s + found.exposed_s, rel=0.1)
 
 
 def test_the_slowest_node_waits_longer_among_more_nodes(records) -> None:
@@ -228,10 +228,10 @@ def test_more_micro_batches_shrink_the_bubble(records) -> None:
     times = [
         predict(records(way), PredictionRequest(nodes=(1,), micro_batches=m))
         .predictions[0]
-        .step_s.median
+        .step_s.estimate
         for m in (4, 8)
     ]
-    assert times[1] / times[0] == pytest.approx((9 / 8) / (5 / 4))
+    assert times[1] / times[0] == pytest.approx((9 / 8) / (5 / 4), rel=1e-3)
 
 
 def test_only_wanted_strategies_are_predicted(records) -> None:
@@ -246,7 +246,7 @@ def test_a_thousand_nodes_are_predicted(records) -> None:
     request = PredictionRequest(
         nodes=tuple(range(1, 1025)), link=FAST, transports=("gloo",), scaling="weak"
     )
-    steps = [p.step_s.median for p in predict(runs, request).predictions]
+    steps = [p.step_s.estimate for p in predict(runs, request).predictions]
     assert len(steps) == 1024
     assert steps[-1] > steps[0]
 
@@ -260,4 +260,4 @@ def test_the_slowest_node_does_not_slow_the_link(records) -> None:
     assert found.waiting_s > 0.1 * SEQUENTIAL.step_s
     assert found.exposed_s == pytest.approx(still.exposed_s, rel=0.1)
     parts_s = found.node_s + found.waiting_s + found.exposed_s
-    assert found.step_s.median == pytest.approx(parts_s, rel=0.03)
+    assert found.step_s.estimate == pytest.approx(parts_s, rel=0.03)

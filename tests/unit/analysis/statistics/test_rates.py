@@ -27,17 +27,4 @@ def test_a_ratio_is_that_of_the_rates_also_where_repeats_are_missing(
     names: tuple[str, str],
 ) -> None:
     first, second, ratio = RATES.rate(names[0]), RATES.rate(names[1]), RATES.ratio(*names)
-    assert ratio.median == pytest.approx(first.median / second.median)
-
-
-def test_with_one_repeat_only_the_steps_are_known() -> None:
-    rates = {}
-    for name, mean in (("a", 0.1), ("b", 0.2)):
-        seconds = mean * np.random.default_rng(1).uniform(0.9, 1.1, 40)
-        rates[name] = {0: repeat_rate(np.full(40, 8.0), seconds)}
-    run = RunRates(rates)
-    rate, ratio = run.rate("a"), run.ratio("a", "b")
-    assert not run.has_noise
-    assert rate.is_known
-    assert not ratio.is_known
-    assert run.fastest().not_separated == ("b",)
+    assert ratio.estimate == pytest.approx(first.estimate / second.estimate)

@@ -15,9 +15,9 @@ def test_nested_values_get_names_with_dots():
 
 
 def test_a_value_that_one_row_lacks_is_null_in_its_parts():
-    rows = [{"name": "x", "speedup": {"median": 2.0}}, {"name": "y", "speedup": None}]
+    rows = [{"name": "x", "speedup": {"estimate": 2.0}}, {"name": "y", "speedup": None}]
     frame = row_frame(rows)
-    assert frame.to_dict(as_series=False) == {"name": ["x", "y"], "speedup.median": [2.0, None]}
+    assert frame.to_dict(as_series=False) == {"name": ["x", "y"], "speedup.estimate": [2.0, None]}
 
 
 def test_a_value_that_all_rows_lack_is_one_column():

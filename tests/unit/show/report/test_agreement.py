@@ -40,14 +40,14 @@ def comparison(request: pytest.FixtureRequest, tmp_path: Path) -> Comparison:
 
 
 def rate_of(row: Row) -> float:
-    return row.speed.samples_per_s.median
+    return row.speed.samples_per_s.estimate
 
 
 def test_speedup_times_the_baseline_is_the_speed_of_the_row(comparison: Comparison) -> None:
     baseline = rate_of(comparison.row(comparison.baselines["tiny"]))
     for row in comparison.rows:
-        assert row.speed.speedup.median * baseline == pytest.approx(rate_of(row), rel=1e-9)
-        assert row.speed.speedup.low <= row.speed.speedup.median <= row.speed.speedup.high
+        assert row.speed.speedup.estimate * baseline == pytest.approx(rate_of(row), rel=1e-9)
+        assert row.speed.speedup.low <= row.speed.speedup.estimate <= row.speed.speedup.high
 
 
 def test_order_verdict_and_sentence_agree(comparison: Comparison) -> None:
@@ -69,7 +69,7 @@ def test_order_verdict_and_sentence_agree(comparison: Comparison) -> None:
     assert (verdict.runner_up is None) == (not slower)
     if verdict.over_runner_up is not None:
         assert verdict.over_runner_up.low > 1
-        assert verdict.over_runner_up.is_known or verdict.over_runner_up.median > 1
+        assert verdict.over_runner_up.is_known or verdict.over_runner_up.estimate > 1
     best_rate = rate_of(ranked[0])
     for name in verdict.ties:
         assert best_rate / rate_of(comparison.row(name)) < 1 + verdict.margin

@@ -32,7 +32,7 @@ def refusal(setup: str, nodes: tuple[int, ...], transport: str | None = None) ->
     ],
 )
 def test_answer_says_no_more_than_the_interval(low: float, high: float, words: str) -> None:
-    assert judgement(Interval(median=(low * high) ** 0.5, low=low, high=high)) == words
+    assert judgement(Interval(estimate=(low * high) ** 0.5, low=low, high=high)) == words
 
 
 def test_setups_with_one_reason_share_a_sentence() -> None:

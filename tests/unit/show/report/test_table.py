@@ -130,7 +130,7 @@ def test_run_without_a_measured_step_says_so_and_not_that_rows_differ(tmp_path: 
 
 
 def test_interval_without_meaning_is_cut(comparison: Comparison) -> None:
-    wide = Interval(median=1.5, low=0.001, high=70_000)
+    wide = Interval(estimate=1.5, low=0.001, high=70_000)
     rows = [
         row if row.is_baseline or row.speed.speedup is None
         else dataclasses.replace(row, speed=dataclasses.replace(row.speed, speedup=wide))

@@ -78,7 +78,15 @@ def _explained(runs: Mapping[str, Comparison], name: str) -> Explanation:
     ]
     rates = [speed_ranking(run, run.row(name).workload).rates for run in runs.values()]
     log_ratio, is_different = tested_pairs(rates[1], rates[0])[name]
-    return explain(sides[0], sides[1], log_ratio, paired=False, may_differ=is_different)
+    disturbed = [each.disturbed_repeats(name) for each in rates]
+    return explain(
+        sides[0],
+        sides[1],
+        log_ratio.estimate() if log_ratio.has_noise else None,
+        paired=False,
+        may_differ=is_different,
+        disturbed={side.name: each for side, each in zip(sides, disturbed, strict=True)},
+    )
 
 
 def _changed_work(first: Training, second: Training) -> Iterator[str]:

@@ -1,9 +1,8 @@
 """Judge a later run against an earlier one: is it slower than allowed, or another training?
 
-A configuration is too slow if its speed is below the limit with significance: Welch on logarithms,
-as for two runs, of the hypothesis that the later run is exactly as slow as allowed. All
-configurations of a workload are tested together (Holm). A configuration that cannot be judged never
-passes.
+A configuration is too slow if its speed is below the limit with significance: the hypothesis that
+the later run is exactly as slow as allowed is rejected. All configurations of a workload are tested
+together (Holm). A configuration that cannot be judged never passes.
 """
 
 from __future__ import annotations
@@ -13,20 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import scipy
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass as json_dataclass
 
 from paceline.analysis.between_runs.same_training import why_other_training
 from paceline.analysis.between_runs.speeds import RunSpeeds
 from paceline.analysis.between_runs.two_runs import paired_differences
-from paceline.analysis.statistics.intervals import (
-    CONFIDENCE,
-    Estimate,
-    Interval,
-    detectable_difference,
-    holm,
-)
+from paceline.analysis.statistics.intervals import CONFIDENCE, Interval, holm
+from paceline.analysis.statistics.model import Belief
 from paceline.base.errors import ExitCode
 
 Judgement = Literal["passed", "not equivalent", "slower", "no result"]
@@ -85,9 +78,9 @@ def _of_workload(
     workload: str, before: RunSpeeds, after: RunSpeeds, limit: float
 ) -> Iterator[Judged]:
     pairs = paired_differences(before.of_workload(workload), after.of_workload(workload))
-    beyond = {name: found.shifted(-math.log1p(-limit)) for name, found in pairs.items()}
-    rejected = holm({name: found.p_value for name, found in beyond.items()})
-    too_slow = {name for name in rejected if beyond[name].value < 0}
+    slowest = math.log1p(-limit)
+    rejected = holm({name: found.p_value(slowest) for name, found in pairs.items()})
+    too_slow = {name for name in rejected if pairs[name].value < slowest}
     other = _other_training(workload, before, after)
     for name in before.of_workload(workload).repeats:
         found = pairs.get(name)
@@ -101,18 +94,18 @@ def _of_workload(
             configuration=name,
             judgement=judgement,
             reason=reason,
-            ratio=None if found is None else found.exponential(),
+            ratio=None if found is None else found.estimate().exponential(),
             detectable=None if found is None else _detectable(found, limit, len(pairs)),
         )
 
 
-def _judgement(found: Estimate | None, difference: str | None) -> tuple[Judgement, str | None]:
+def _judgement(found: Belief | None, difference: str | None) -> tuple[Judgement, str | None]:
     """Judge a configuration without its speed. difference: from the training of the baseline."""
     if found is None:
         return "no result", "it did not finish in the later run"
     if difference is not None:
         return "not equivalent", difference
-    if found.degrees <= 0:
+    if not found.has_noise:
         return "no result", "its noise is unknown; measure at least two repeats in both runs"
     return "passed", None
 
@@ -124,10 +117,8 @@ def _other_training(workload: str, before: RunSpeeds, after: RunSpeeds) -> str |
     return why_other_training(before.baselines[workload], after.baselines[workload])
 
 
-def _detectable(found: Estimate, limit: float, family: int) -> float | None:
+def _detectable(found: Belief, limit: float, family: int) -> float | None:
     """Return the smallest slowdown that the test of one of a family finds in most cases."""
-    if found.degrees <= 0:
+    if not found.has_noise:
         return None
-    level = (1 - CONFIDENCE) / (2 * family)
-    critical = -float(scipy.special.stdtrit(found.degrees, level)) * found.error
-    return -math.expm1(math.log1p(-limit) - detectable_difference(found.error, critical))
+    return -math.expm1(math.log1p(-limit) - found.detectable((1 - CONFIDENCE) / family))

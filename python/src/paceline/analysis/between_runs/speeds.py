@@ -26,9 +26,16 @@ from paceline.analysis.equivalence.check import (
 # The types of the fields are needed at run time, because references are read from JSON.
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.evaluation import read_evaluations, target_time
-from paceline.analysis.trial.reading import TrialRecord, by_workload, load_manifest, load_run
+from paceline.analysis.trial.reading import (
+    TrialRecord,
+    by_workload,
+    load_manifest,
+    load_run,
+    read_hosts,
+)
 from paceline.analysis.trial.sources import with_sources
 from paceline.analysis.trial.steps import global_steps, samples_rate
+from paceline.analysis.trial.usage import disturbance
 from paceline.base.errors import DataError
 from paceline.measure.records.files import document, jsonable, write_json
 from paceline.measure.records.layout import RunFiles
@@ -71,14 +78,22 @@ class RunSpeeds:
 
 def trial_speed(record: TrialRecord) -> RepeatRate | None:
     """Return the samples per second of the steady steps of a trial; None if it has none."""
-    return samples_rate(record, global_steps(record))
+    return _beside_load(record, samples_rate(record, global_steps(record)))
 
 
 def target_speed(record: TrialRecord) -> RepeatRate | None:
     """Return the rate at which a trial reached its target; None if it missed it."""
     steps = global_steps(record)
     found = target_time(record, steps, read_evaluations(record, steps))
-    return found.rate if found is not None and found.reached else None
+    return _beside_load(record, found.rate) if found is not None and found.reached else None
+
+
+def _beside_load(record: TrialRecord, rate: RepeatRate | None) -> RepeatRate | None:
+    """Return the rate with the fact whether other processes used the machine."""
+    if rate is None:
+        return None
+    load = disturbance(record, read_hosts(record.files))
+    return replace(rate, is_loaded=load is not None and load.is_load)
 
 
 def read_speeds(run: RunFiles) -> RunSpeeds:
@@ -94,12 +109,8 @@ def read_speeds(run: RunFiles) -> RunSpeeds:
 
 def write_reference(path: Path, speeds: RunSpeeds) -> None:
     """Write what a later run can be compared with."""
-    rates = {
-        name: {repeat: RepeatRate(log_rate=rate.log_rate) for repeat, rate in found.items()}
-        for name, found in speeds.rates.items()
-    }
     manifest = {key: speeds.manifest[key] for key in _KEPT_OF_MANIFEST if key in speeds.manifest}
-    write_json(path, jsonable(replace(speeds, rates=rates, manifest=manifest)))
+    write_json(path, jsonable(replace(speeds, manifest=manifest)))
 
 
 def read_reference(path: Path) -> RunSpeeds:
@@ -127,7 +138,7 @@ def _add_workload(found: RunSpeeds, workload: str, finished: Sequence[TrialRecor
     checks: dict[str, list[Equivalence | None]] = defaultdict(list)
     for record in finished:
         steps = global_steps(record)
-        speed = samples_rate(record, steps)
+        speed = _beside_load(record, samples_rate(record, steps))
         if speed is None:
             continue
         name = record.trial.configuration

@@ -2,9 +2,9 @@
 
 Rows are paired by the name of the configuration. Repeats of different runs have nothing in common,
 so no drift of the machine cancels as it does within a run. Therefore both rates have the spread of
-whole runs, and their difference is tested by Welch. All pairs of a workload are tested together
-(Holm). With a single repeat in one of the runs, nothing can be said. A difference between two runs
-may still come from the state of the machine at that time.
+whole runs. All pairs of a workload are tested together (Holm). With a single repeat in one of the
+runs, nothing can be said. A difference between two runs may still come from the state of the
+machine at that time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.analysis.between_runs.speeds import RunSpeeds
-from paceline.analysis.statistics.intervals import Estimate, Interval, holm, welch_difference
+from paceline.analysis.statistics.intervals import Interval, holm
+from paceline.analysis.statistics.model import Belief
 from paceline.analysis.statistics.rates import RunRates
 
 
@@ -39,11 +40,11 @@ class RunComparison:
 
     @property
     def faster(self) -> list[PairedRow]:
-        return [row for row in self.rows if row.is_different and row.ratio.median > 1]
+        return [row for row in self.rows if row.is_different and row.ratio.estimate > 1]
 
     @property
     def slower(self) -> list[PairedRow]:
-        return [row for row in self.rows if row.is_different and row.ratio.median < 1]
+        return [row for row in self.rows if row.is_different and row.ratio.estimate < 1]
 
 
 def compare_runs(before: RunSpeeds, after: RunSpeeds) -> RunComparison:
@@ -58,20 +59,20 @@ def compare_runs(before: RunSpeeds, after: RunSpeeds) -> RunComparison:
     )
 
 
-def paired_differences(before: RunRates, after: RunRates) -> dict[str, Estimate]:
+def paired_differences(before: RunRates, after: RunRates) -> dict[str, Belief]:
     """Return the logarithm of after / before of each configuration that finished in both runs."""
     return {
-        name: welch_difference(first, second)
+        name: second.of_another_run() - first
         for name in before.repeats
         if (first := before.log_rate(name)) is not None
         and (second := after.log_rate(name)) is not None
     }
 
 
-def tested_pairs(before: RunRates, after: RunRates) -> dict[str, tuple[Estimate, bool]]:
+def tested_pairs(before: RunRates, after: RunRates) -> dict[str, tuple[Belief, bool]]:
     """Return log(after / before) of each configuration in both, and whether it is different."""
     tests = paired_differences(before, after)
-    different = holm({name: found.p_value for name, found in tests.items()})
+    different = holm({name: found.p_value(0.0) for name, found in tests.items()})
     return {name: (found, name in different) for name, found in tests.items()}
 
 
@@ -88,9 +89,9 @@ def _paired_rows(workload: str, before: RunSpeeds, after: RunSpeeds) -> list[Pai
                 workload=workload,
                 before=speeds[0],
                 after=speeds[1],
-                ratio=found.exponential(),
+                ratio=found.estimate().exponential(),
                 is_different=is_different,
                 equivalent=(before.equivalent[name], after.equivalent[name]),
             )
         )
-    return sorted(rows, key=lambda row: -row.ratio.median)
+    return sorted(rows, key=lambda row: -row.ratio.estimate)

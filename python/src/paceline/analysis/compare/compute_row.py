@@ -1,4 +1,4 @@
-"""Compute one configuration's row: means and medians over its repeats, intervals, and notes."""
+"""Compute one configuration's row: estimates and medians over its repeats, intervals, and notes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.analysis.compare.ranking import Ranking, last_metrics, row_goal, speedup_of
 from paceline.analysis.compare.row import (
+    RepeatSpeed,
     Row,
     RowEquivalence,
     RowPlacement,
@@ -155,7 +156,24 @@ def _speed(configuration: str, trials: Sequence[TrialAnalysis], measured: Measur
         speedup=speedup,
         efficiency=efficiency,
         samples=_steady_samples(trials) if samples_known else None,
+        repeat_speeds=tuple(_repeat_speeds(configuration, measured.speeds, samples_known)),
+        two_speeds=measured.speeds.two_speeds(configuration),
     )
+
+
+def _repeat_speeds(
+    configuration: str, rates: RunRates, samples_known: bool
+) -> Iterable[RepeatSpeed]:
+    estimate, disturbed = rates.rate(configuration), rates.disturbed(configuration)
+    if estimate is None:
+        return
+    for repeat, found in sorted(rates.repeats[configuration].items()):
+        yield RepeatSpeed(
+            repeat=repeat,
+            samples_per_s=found.rate if samples_known else None,
+            relative=found.rate / estimate.estimate,
+            disturbed=disturbed.get(repeat),
+        )
 
 
 def _times(trials: Sequence[TrialAnalysis]) -> RowTimes:
@@ -342,6 +360,8 @@ def _notes(
             "the script does not state its samples: speeds are compared in steps per second, which "
             "is fair only if every configuration has the same global batch"
         )
+    if (measured.speeds.two_speeds(configuration) or 0.0) > 0.5:
+        yield "its repeats have two speeds, and the interval contains both"
     baseline = measured.baseline
     if baseline is not None and not _same_arithmetic(first, baseline):
         yield (
@@ -349,7 +369,7 @@ def _notes(
             f"{first.training.arithmetic}"
         )
     if len(measured.speeds.repeats[configuration]) == 1 and not measured.speeds.has_noise:
-        yield "one repeat: the interval covers its steps, not the run-to-run noise"
+        yield "one repeat: the run-to-run noise is unknown"
     if baseline is not None:
         base = measured.speeds.repeats[baseline.configuration]
         if not set(base) & set(measured.speeds.repeats[configuration]):
@@ -361,8 +381,8 @@ def _notes(
         yield "its repeats end with weights that are not equal bit for bit"
     if efficiency is not None and efficiency.low > _SUPERLINEAR:
         yield (
-            f"efficiency {efficiency.median:.2f} is above 1: smaller batches per core may fit the "
-            "caches better, or the baseline was disturbed"
+            f"efficiency {efficiency.estimate:.2f} is above 1: smaller batches per core may fit "
+            "the caches better, or the baseline was disturbed"
         )
     incomplete = [t.record.trial.id for t in trials if len(t.record.ranks) < first.placement.ranks]
     if incomplete:

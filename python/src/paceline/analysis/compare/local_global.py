@@ -121,7 +121,7 @@ def relate_figures(workload: str, rows: Sequence[Row]) -> tuple[FigureRelation, 
     found: dict[str, tuple[int, RankCorrelation]] = {}
     for figure, figure_of in NODE_FIGURES.items():
         pairs = [
-            (value, row.speed.speedup.median)
+            (value, row.speed.speedup.estimate)
             for row in rows
             if row.speed.speedup is not None and (value := figure_of(row.usage)) is not None
         ]
@@ -219,7 +219,7 @@ def _lines(
 
 
 def _speed(row: Row) -> float:
-    return 0.0 if row.speed.speedup is None else row.speed.speedup.median
+    return 0.0 if row.speed.speedup is None else row.speed.speedup.estimate
 
 
 def _relation(
@@ -234,8 +234,8 @@ def _relation(
     if alone.leader is None or there.leader is None:
         return None
     correlation = rank_correlation(
-        np.array([line.speedup.median for line, _ in pairs]),
-        np.array([e.speedup.median for _, e in pairs]),
+        np.array([line.speedup.estimate for line, _ in pairs]),
+        np.array([e.speedup.estimate for _, e in pairs]),
     )
     return Relation(
         launcher=launcher,

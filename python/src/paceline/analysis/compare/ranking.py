@@ -95,7 +95,13 @@ def rates_of(
     """Return a rate by configuration and repeat."""
     return RunRates(
         {
-            name: {t.repeat: found for t in repeats if (found := rate(t)) is not None}
+            name: {
+                t.repeat: replace(
+                    found, is_loaded=t.disturbance is not None and t.disturbance.is_load
+                )
+                for t in repeats
+                if (found := rate(t)) is not None
+            }
             for name, repeats in trials.items()
         }
     )
@@ -106,7 +112,7 @@ def speedup_of(configuration: str, baseline: Trial | None, rates: RunRates) -> I
     if baseline is None:
         return None
     if configuration == baseline.configuration:
-        return Interval(median=1.0, low=1.0, high=1.0)
+        return Interval(estimate=1.0, low=1.0, high=1.0)
     return rates.ratio(configuration, baseline.configuration)
 
 
@@ -145,7 +151,7 @@ def row_goal(
         return goal
     time = rate.inverse()
     if reached < len(trials):
-        time = Interval(median=time.median, low=time.low, high=math.inf)
+        time = Interval(estimate=time.estimate, low=time.low, high=math.inf)
     has_base = baseline is not None and ranking.is_reached(baseline.configuration)
     steps = [t.target_time.steps for t in trials if t.target_time is not None]
     base = baseline if has_base else None

@@ -131,6 +131,16 @@ class RowTraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatSpeed:
+    """Speed of one repeat."""
+
+    repeat: int
+    samples_per_s: float | None  # None for a script that does not state its samples
+    relative: float  # to the estimate of the configuration
+    disturbed: float | None  # probability that other work slowed it; None if it is unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowSpeed:
     """Speed of the steady steps."""
 
@@ -141,6 +151,8 @@ class RowSpeed:
     speedup: Interval | None = None  # over the baseline of the workload
     efficiency: Interval | None = None  # per core, over a baseline of the same precision
     samples: int | None = None  # of the steady steps, all repeats
+    repeat_speeds: tuple[RepeatSpeed, ...] = ()
+    two_speeds: float | None = None  # probability that its repeats have two speeds of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +218,7 @@ class RowEquivalence:
 class Row:
     """One configuration. None: it was not measured.
 
-    Speeds and times with an interval are geometric means over the finished repeats; other figures
+    Speeds and times with an interval are estimates over the finished repeats; other figures
     are medians over them. In JSON a row is flat: the fields of all groups have unique names.
     """
 

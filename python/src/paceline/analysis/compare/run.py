@@ -170,6 +170,7 @@ class WorkloadExplainer:
             self._sides[second],
             self._rates.log_ratio(first, second),
             may_differ=len(others) > 1 or not others & set(found.not_separated),
+            disturbed={name: self._rates.disturbed_repeats(name) for name in (first, second)},
         )
 
     def _side(self, name: str) -> ExplainedTrials:
@@ -364,7 +365,8 @@ class _Workload:
         usable = {
             name: speed.value
             for name in wanted
-            if (speed := self._speeds.log_rate(name)) and is_equivalent(self.trials[name])
+            if (speed := self._speeds.log_rate(name)) is not None
+            and is_equivalent(self.trials[name])
         }
         if wanted and not usable:
             self.flags.append(
@@ -434,10 +436,10 @@ def _rank(row: Row) -> tuple[bool, float, float]:
         return (
             False,
             float((row.goal.target_reached or 0) < row.repeats),
-            row.goal.time_to_target_s.median,
+            row.goal.time_to_target_s.estimate,
         )
-    speedup = 0.0 if row.speed.speedup is None else row.speed.speedup.median
-    rate = 0.0 if row.speed.samples_per_s is None else row.speed.samples_per_s.median
+    speedup = 0.0 if row.speed.speedup is None else row.speed.speedup.estimate
+    rate = 0.0 if row.speed.samples_per_s is None else row.speed.samples_per_s.estimate
     return not row.ranked, -speedup, -rate
 
 

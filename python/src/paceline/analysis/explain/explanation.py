@@ -1,7 +1,7 @@
 """The explanation of a pair of configurations as values; `to_json` gives the document.
 
 Whether two configurations differ is not decided here, but by their speeds, with the test of
-`paceline compare`. Parts of a step are tested with their differences within common repeats.
+`paceline compare`. The time of each part of a step is an estimate of the same model.
 
 Each cause has an upper bound: the time that its evidence can explain, at most the time by which the
 parts on which it acts became longer. A cause is named only if its evidence differs significantly
@@ -15,12 +15,12 @@ became shorter.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.analysis.explain.evidence import (
     ALL_FIGURES,
@@ -33,13 +33,8 @@ from paceline.analysis.explain.evidence import (
     mean_measurement,
 )
 from paceline.analysis.explain.rules import MEASURED, RULES, Factor, Pair
-from paceline.analysis.statistics.intervals import (
-    Estimate,
-    Mean,
-    estimate,
-    mean_interval,
-    welch_difference,
-)
+from paceline.analysis.statistics.intervals import Estimate, Mean
+from paceline.analysis.statistics.model import Belief, fit, unknown
 from paceline.measure.records.files import jsonable
 from paceline.measure.records.phases import ALL_PHASES
 
@@ -143,19 +138,28 @@ def explain(
     *,
     paired: bool = True,
     may_differ: bool = True,
+    disturbed: Mapping[str, Collection[int]] = MappingProxyType({}),
 ) -> Explanation:
     """Explain the difference of two configurations of one workload.
 
     log_ratio: log(speed of the first / speed of the second), of the comparison; None if the noise
     is unknown, which names no cause. paired: False for trials of different runs, whose repeats have
     nothing in common. may_differ: False if a test of several configurations does not separate them.
+    disturbed: repeats of a configuration that are left out, because other work slowed them.
     """
-    if log_ratio is not None and log_ratio.value < 0:
-        return explain(second, first, log_ratio.negated(), paired=paired, may_differ=may_differ)
     without = any(side.straggler is not None for side in (first, second))
-    sides = [side.repeats(without_latest=without) for side in (first, second)]
-    if log_ratio is None and _mean_step_s(sides[0]) > _mean_step_s(sides[1]):
-        return explain(second, first, None, paired=paired)
+    sides = [
+        _undisturbed(side.repeats(without_latest=without), disturbed.get(side.name, ()))
+        for side in (first, second)
+    ]
+    is_reversed = (
+        _mean_step_s(sides[0]) > _mean_step_s(sides[1])
+        if log_ratio is None
+        else log_ratio.value < 0
+    )
+    if is_reversed:
+        first, second, sides = second, first, sides[::-1]
+        log_ratio = None if log_ratio is None else log_ratio.scaled(-1.0)
     found = explain_repeats(
         (first.name, second.name),
         (sides[0], sides[1]),
@@ -183,14 +187,15 @@ def explain_repeats(
     common = sorted(set(sides[0]) & set(sides[1])) if paired else []
     faster, slower = ([side[repeat] for repeat in (common or side)] for side in sides)
     mean = Pair(faster=mean_measurement(faster), slower=mean_measurement(slower))
+    step_s = mean.faster.step_s, mean.slower.step_s
 
     def difference(name: str) -> Mean:
-        ours, theirs = (np.array([m.part_s(name) for m in side]) for side in (faster, slower))
-        if common:
-            return _interval(theirs - ours).as_mean()
-        return welch_difference(_interval(ours), _interval(theirs)).as_mean()
+        seconds = [[each.part_s(name) for each in side] for side in (faster, slower)]
+        ours, theirs = _beliefs(seconds, step_s[0], paired=bool(common))
+        bounds = (ours - theirs).estimate().scaled(step_s[0])
+        longer_s = mean.slower.part_s(name) - mean.faster.part_s(name)
+        return Mean(mean=longer_s, low=min(bounds.low, longer_s), high=max(bounds.high, longer_s))
 
-    step_s = mean.faster.step_s, mean.slower.step_s
     whole_s = _in_seconds(step_s, log_ratio)
     is_significant = may_differ and whole_s.low > 0
     parts = tuple(
@@ -244,8 +249,10 @@ def name_causes(
     total_s = max(whole_s, sum(longer_s.values()))
     causes = []
     for rule in RULES:
-        limit = mean_interval(np.array([rule.find(pair)[0] for pair in repeats]))
-        if limit is None or limit.low <= 0:
+        seconds = [rule.find(pair)[0] for pair in repeats]
+        (found,) = _beliefs([seconds], mean.faster.step_s)
+        limit = found.estimate().scaled(-mean.faster.step_s)
+        if limit.low <= 0:
             continue
         parts = tuple(part for part in rule.acts_on if part in longer_s)
         at_most_s = min(limit.value, sum(longer_s[part] for part in parts))
@@ -292,8 +299,27 @@ def _in_seconds(step_s: tuple[float, float], log_ratio: Estimate | None) -> Mean
     return Mean(mean=mean_s, low=min(mean_s, low), high=max(mean_s, high))
 
 
-def _interval(values: NDArray[np.float64]) -> Estimate:
-    return mean_interval(values) or estimate(0.0, math.inf, 0)
+def _beliefs(
+    seconds: Sequence[Sequence[float]], step_s: float, *, paired: bool = True
+) -> list[Belief]:
+    """Return minus the time of each side as a share of `step_s`, by the model of the speeds.
+
+    It has the same assumption: a disturbance can only make a part longer. paired: the values of two
+    sides at one place were measured in the same repeat.
+    """
+    columns = max(map(len, seconds)) if paired else sum(map(len, seconds))
+    table, begin = np.full((len(seconds), columns), np.nan), 0
+    for row, side in zip(table, seconds, strict=True):
+        row[begin : begin + len(side)] = -np.array(side) / step_s
+        begin += 0 if paired else len(side)
+    found = fit(table)
+    beliefs = [None] * len(table) if found is None else found.speeds
+    return [unknown(0.0) if belief is None else belief for belief in beliefs]
+
+
+def _undisturbed(repeats: Repeats, disturbed: Collection[int]) -> Repeats:
+    left = {number: each for number, each in repeats.items() if number not in disturbed}
+    return left or repeats
 
 
 def _mean_step_s(repeats: Repeats) -> float:

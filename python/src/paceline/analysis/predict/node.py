@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.analysis.predict.prediction import PredictionRequest, Refusal
-from paceline.analysis.statistics.intervals import Estimate
+from paceline.analysis.statistics.model import Belief
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.phases import mean_of_each, trial_phases
 from paceline.analysis.trial.reading import TrialRecord, pipeline_counts
@@ -34,9 +34,6 @@ from paceline.plan.trials.trial import Trial
 DRAWS = 500
 _MARGIN = 1.1  # shares up to a tenth outside of the measured ones are accepted
 _COMPUTING = ("forward", "backward")
-# A configuration with so many degrees of freedom has a spread of its own. Others use the one of all
-# runs of the workload, because two or three repeats do not tell who is noisier.
-_OWN_DEGREES = 4
 _SEED = 20160316
 _MOST_NOISE = 10.0  # of a logarithm, so that a step stays a number
 
@@ -66,22 +63,25 @@ class NodeStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """The mean step for so many samples of a node: Student's t on a logarithmic scale."""
+    """The step for so many samples of a node, with the spread of whole runs."""
 
     samples: float
-    log_s: float
-    error: float
-    degrees: float
+    log_speed: Belief  # in steps per second
+
+    @property
+    def log_s(self) -> float:
+        return -self.log_speed.value
 
     def draws(self, generator: np.random.Generator) -> NDArray[np.float64]:
-        """Draw the mean, shape (DRAWS,)."""
+        """Draw the step, shape (DRAWS,)."""
         drawn: NDArray[np.float64] = np.exp(self.log_s + self.noise(generator))
         return drawn
 
     def noise(self, generator: np.random.Generator) -> NDArray[np.float64]:
-        """Draw the error of the mean of as many repeats, shape (DRAWS,)."""
-        noise = self.error * generator.standard_t(self.degrees, DRAWS)
-        return np.clip(noise, -_MOST_NOISE, _MOST_NOISE)
+        """Draw the error of as many repeats, shape (DRAWS,)."""
+        drawn = self.log_speed.draws()
+        noise: NDArray[np.float64] = np.median(drawn) - generator.choice(drawn, DRAWS)
+        return noise.clip(-_MOST_NOISE, _MOST_NOISE)
 
 
 def node_step(record: TrialRecord) -> NodeStep | None:
@@ -148,51 +148,42 @@ class Spread:
 def _means(
     steps: Sequence[NodeStep], seconds: Callable[[NodeStep], float]
 ) -> dict[tuple[Path, str], Point]:
-    """Return the mean step of each configuration of each run; none if all ran once only."""
-    runs: dict[Path, dict[str, dict[int, RepeatRate]]] = defaultdict(lambda: defaultdict(dict))
+    """Return the step of each configuration of each run; none if all ran once only.
+
+    All runs together tell how large the noise is.
+    """
+    places = {(step.source[0], step.record.trial.repeat): None for step in steps}
+    column = {place: number for number, place in enumerate(places)}
     samples = {step.source: step.samples for step in steps}
+    repeats: dict[str, dict[int, RepeatRate]] = defaultdict(dict)
     for step in steps:
-        run, name = step.source
-        runs[run][name][step.record.trial.repeat] = RepeatRate(log_rate=math.log(seconds(step)))
-    means: dict[tuple[Path, str], Estimate] = {}
-    spreads: list[tuple[float, float]] = []  # degrees of freedom and variance of a repeat, by run
-    for run, repeats in runs.items():
-        rates = RunRates(repeats)
-        own = {name: rates.log_rate(name) for name in repeats}
-        means |= {(run, name): mean for name, mean in own.items() if mean is not None}
-        known = [
-            (mean.degrees, mean.error**2 * len(repeats[name]))
-            for name, mean in own.items()
-            if mean is not None and mean.degrees > 0
-        ]
-        # What all share in a repeat is in each of them, so they are not independent.
-        spreads += [tuple(np.mean(known, axis=0).tolist())] if known else []
-    if not spreads:
-        return {}
-    degrees, variances = np.array(spreads).T
-    pooled_degrees, pooled = float(degrees.sum()), float(np.average(variances, weights=degrees))
-    found = {}
-    for (run, name), mean in means.items():
-        has_own = mean.degrees >= _OWN_DEGREES
-        found[run, name] = Point(
-            samples=samples[run, name],
-            log_s=mean.value,
-            error=mean.error if has_own else math.sqrt(pooled / len(runs[run][name])),
-            degrees=mean.degrees if has_own else pooled_degrees,
-        )
-    return found
+        number = column[step.source[0], step.record.trial.repeat]
+        repeats[_key(step.source)][number] = RepeatRate(log_rate=-math.log(seconds(step)))
+    rates = RunRates(repeats)
+    return {
+        source: Point(samples=samples[source], log_speed=found)
+        for source in samples
+        if rates.has_noise and (found := rates.log_rate(_key(source))) is not None
+    }
+
+
+def _key(source: tuple[Path, str]) -> str:
+    run, configuration = source
+    return f"{run} {configuration}"
 
 
 def _merged(samples: float, points: Sequence[Point]) -> Point:
-    """Combine configurations that do the same; how much they differ adds to the error."""
-    values = np.array([point.log_s for point in points])
-    error = float(np.mean([point.error for point in points]))
-    between = float(np.std(values, ddof=1)) if len(points) > 1 else 0.0
+    """Combine configurations that do the same: each of them is equally probable."""
+    beliefs = [point.log_speed for point in points]
+    number = np.arange(len(beliefs[0].centres))
+    chosen = number % len(beliefs)
     return Point(
         samples=samples,
-        log_s=float(values.mean()),
-        error=math.hypot(error, between),
-        degrees=float(np.mean([point.degrees for point in points])),
+        log_speed=Belief(
+            float(np.mean([each.value for each in beliefs])),
+            np.stack([each.centres for each in beliefs])[chosen, number],
+            np.stack([each.variances for each in beliefs])[chosen, number],
+        ),
     )
 
 

@@ -80,7 +80,7 @@ def predict(records: Sequence[TrialRecord], request: PredictionRequest) -> Predi
         TRANSPORTS.get(name)
     found = {name: _Workload(same, request) for name, same in by_workload(records).items()}
     made = [prediction for each in found.values() for prediction in each.predictions()]
-    order = sorted(made, key=lambda p: (p.workload, p.nodes, -p.samples_per_s.median))
+    order = sorted(made, key=lambda p: (p.workload, p.nodes, -p.samples_per_s.estimate))
     return Predictions(
         predictions=tuple(order),
         refusals=tuple(refusal for each in found.values() for refusal in each.refusals),
@@ -281,4 +281,4 @@ def _is_wanted(trial: Trial, request: PredictionRequest) -> bool:
 
 def _interval(draws: NDArray[np.float64]) -> Interval:
     low, median, high = np.quantile(draws, _BOUNDS).tolist()
-    return Interval(median=median, low=low, high=high)
+    return Interval(estimate=median, low=low, high=high)

@@ -1,46 +1,34 @@
 """The rates of all configurations of one run, by name, and every statement about their differences.
 
 A rate is a speed in samples per second, or one over the time to a target. Each repeat contributes
-one value. A configuration has the geometric mean of its repeats, so a ratio of two configurations
-is the ratio of their rates.
+one value. A ratio of two configurations is the ratio of their rates.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
-from paceline.analysis.statistics.fastest import TIE_MARGIN, Fastest, find_fastest
-from paceline.analysis.statistics.intervals import (
-    CONFIDENCE,
-    Estimate,
-    Interval,
-    estimate,
-    single_trial_log_mean,
-)
-from paceline.analysis.statistics.layout import (
-    Layout,
-    fit_layout,
-    log_ratio,
-    log_speed,
-    values_table,
-)
+from paceline.analysis.statistics.fastest import TIE_MARGIN, Fastest, Standing, find_fastest
+from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate, Interval
+from paceline.analysis.statistics.model import Belief, Fit, fit, unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatRate:
     """The rate of one repeat.
 
-    steps: the logarithm of the rate with the noise of the steps of this repeat. None: the steps are
-    too few to show it, or resemble each other for too long.
+    is_loaded: other processes were measured to use the machine at the same time.
     """
 
     log_rate: float
-    steps: Estimate | None = None
+    is_loaded: bool = False
 
     @property
     def rate(self) -> float:
@@ -54,11 +42,7 @@ def repeat_rate(samples: NDArray[np.float64], seconds: NDArray[np.float64]) -> R
     """
     if not len(seconds):
         return None
-    log_rate = math.log(float(samples.sum()) / float(seconds.sum()))
-    step = single_trial_log_mean(seconds / samples)
-    if step is None or not step.is_reliable:
-        return RepeatRate(log_rate=log_rate)
-    return RepeatRate(log_rate=log_rate, steps=estimate(log_rate, step.error, step.degrees))
+    return RepeatRate(log_rate=math.log(float(samples.sum()) / float(seconds.sum())))
 
 
 class RunRates:
@@ -67,46 +51,34 @@ class RunRates:
     def __init__(self, rates: Mapping[str, Mapping[int, RepeatRate]]) -> None:
         self.repeats = {name: dict(found) for name, found in rates.items()}
         self._index = {name: number for number, name in enumerate(self.repeats)}
-        table = values_table(
-            {
-                name: {repeat: rate.log_rate for repeat, rate in found.items()}
-                for name, found in self.repeats.items()
-            }
-        )
-        self.layout: Layout | None = fit_layout(table, list(self.repeats)) if table.size else None
+        self._numbers = sorted({repeat for found in self.repeats.values() for repeat in found})
 
     @property
     def has_noise(self) -> bool:
         """False if the noise between repeats is unknown: nothing can be said of differences."""
-        return self.layout is not None and self.layout.degrees > 0
+        return self._fit is not None
 
-    def log_rate(self, name: str) -> Estimate | None:
+    def log_rate(self, name: str) -> Belief | None:
         """Return the logarithm of a rate with the spread of whole runs; None without repeats."""
-        if self.layout is None or not self.repeats.get(name):
-            return None
-        return log_speed(self.layout, self._index[name])
+        found = self._relative(name)
+        if found is None or self._fit is None:
+            return found
+        return found.widened(self._fit.shared_variances / len(self.repeats[name]))
 
     def rate(self, name: str) -> Interval | None:
-        """Return the geometric mean over repeats with the spread of whole runs.
-
-        With a single repeat the interval is that of its steps, if there are enough of them.
-        """
+        """Return the rate with the spread of whole runs; None without repeats."""
         found = self.log_rate(name)
-        if found is None:
-            return None
-        if len(self.repeats[name]) == 1 and math.isinf(found.high):
-            (only,) = self.repeats[name].values()
-            found = only.steps or found
-        return found.exponential()
+        return None if found is None else found.estimate().exponential()
 
     def log_ratio(self, first: str, second: str) -> Estimate | None:
-        """Return the logarithm of first / second; None without common repeats."""
-        if self.layout is None or not (self.repeats.get(first) and self.repeats.get(second)):
+        """Return the logarithm of first / second; None if no repeats connect them."""
+        ours, theirs = self._relative(first), self._relative(second)
+        if ours is None or theirs is None or not self._are_connected(first, second):
             return None
-        return log_ratio(self.layout, self._index[first], self._index[second])
+        return (ours - theirs).estimate()
 
     def ratio(self, first: str, second: str) -> Interval | None:
-        """Return first / second; None without common repeats."""
+        """Return first / second; None if no repeats connect them."""
         found = self.log_ratio(first, second)
         return None if found is None else found.exponential()
 
@@ -114,6 +86,22 @@ class RunRates:
         """Tell whether the first is separated from the second, if only these two are compared."""
         found = self.fastest((first, second))
         return found.leader == first and second in {place.name for place in found.separated}
+
+    def disturbed(self, name: str) -> dict[int, float]:
+        """Return the probability that each repeat was slowed by other work; empty if unknown."""
+        if self._fit is None or name not in self._index:
+            return {}
+        found = self._fit.disturbed[self._index[name]]
+        return {number: float(found[self._numbers.index(number)]) for number in self.repeats[name]}
+
+    def disturbed_repeats(self, name: str) -> set[int]:
+        """Return the repeats that were more probably slowed by other work than not."""
+        return {repeat for repeat, chance in self.disturbed(name).items() if chance > 0.5}
+
+    def two_speeds(self, name: str) -> float | None:
+        """Return the probability that a configuration has two speeds; None if it is unknown."""
+        known = self._fit is not None and bool(self.repeats.get(name))
+        return float(self._fit.two_speeds[self._index[name]]) if known and self._fit else None
 
     def fastest(
         self,
@@ -126,11 +114,60 @@ class RunRates:
 
         level: family-wise error. margin: of a tie, as a share of the speed.
         """
-        chosen = [
-            self._index[n]
-            for n in (self.repeats if names is None else names)
-            if self.repeats.get(n)
-        ]
-        if self.layout is None or not chosen:
+        chosen = self.repeats if names is None else names
+        speeds = {n: speed for n in chosen if (speed := self._relative(n)) is not None}
+        if not speeds:
             return Fastest()
-        return find_fastest(self.layout, chosen, level=level, margin=margin)
+        leader = max(speeds, key=lambda name: speeds[name].value)
+        alone = tuple(Standing(name=name) for name in speeds)
+        if not self.has_noise:
+            return Fastest(leader=leader, places=alone)
+        compared = {n: each for n, each in speeds.items() if self._are_connected(n, leader)}
+        repeats = float(np.median([len(self.repeats[name]) for name in compared]))
+        found = find_fastest(compared, repeats, level=level, margin=margin)
+        apart = tuple(place for place in alone if place.name not in compared)
+        return replace(found, places=found.places + apart)
+
+    @cached_property
+    def _fit(self) -> Fit | None:
+        return fit(self._table, self._is_loaded)
+
+    @cached_property
+    def _table(self) -> NDArray[np.float64]:
+        """The logarithms by configuration and repeat, NaN where a repeat is missing."""
+        return np.array(
+            [
+                [found[n].log_rate if n in found else math.nan for n in self._numbers]
+                for found in self.repeats.values()
+            ]
+        ).reshape(len(self.repeats), len(self._numbers))
+
+    @property
+    def _is_loaded(self) -> NDArray[np.bool_]:
+        return np.array(
+            [
+                [n in found and found[n].is_loaded for n in self._numbers]
+                for found in self.repeats.values()
+            ],
+            dtype=bool,
+        ).reshape(self._table.shape)
+
+    def _relative(self, name: str) -> Belief | None:
+        """Return the logarithm of a rate without what all share in a repeat."""
+        found = self.repeats.get(name)
+        if not found:
+            return None
+        if self._fit is None:
+            return unknown(float(np.mean([rate.log_rate for rate in found.values()])))
+        return self._fit.speeds[self._index[name]]
+
+    def _are_connected(self, first: str, second: str) -> bool:
+        """Tell whether the two have a repeat in common, also through others."""
+        return bool(self._group[self._index[first]] == self._group[self._index[second]])
+
+    @cached_property
+    def _group(self) -> NDArray[np.int64]:
+        known = (~np.isnan(self._table)).astype(int)
+        graph = scipy.sparse.csr_array(known @ known.T)
+        found: NDArray[np.int64] = scipy.sparse.csgraph.connected_components(graph, False)[1]
+        return found

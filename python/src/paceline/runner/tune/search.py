@@ -331,7 +331,7 @@ class Findings:
     def best(self, workload: str) -> TargetResult | None:
         """Return the workload's fastest target; None if none could be measured."""
         measured = [
-            (found.chosen_samples_per_s.median, found)
+            (found.chosen_samples_per_s.estimate, found)
             for found in self.found
             if found.target.workload == workload and found.chosen_samples_per_s is not None
         ]

@@ -1,6 +1,6 @@
 """A run as data: its rows as flat Polars frames, and their export for other tools.
 
-A nested value has a column for each of its parts, named with a dot: `speedup.median`,
+A nested value has a column for each of its parts, named with a dot: `speedup.estimate`,
 `cpu_seconds.user`. Frames of trials begin with the columns trial, configuration and repeat.
 """
 
@@ -201,7 +201,7 @@ class RunData:
         return found
 
     def to_polars(self) -> pl.DataFrame:
-        """Return the same rows as a frame; nested values have columns such as `speedup.median`."""
+        """Return the same rows as a frame; nested values have columns like `speedup.estimate`."""
         return row_frame(self.rows())
 
     def steps(self, trial: str | None = None) -> pl.DataFrame:

@@ -43,7 +43,7 @@ def _steps(trial: TrialAnalysis, row: Row) -> str:
         if row.speed.step_p95_s is None
         else f" (95 % within {milliseconds(row.speed.step_p95_s)})"
     )
-    return f"{words}: {milliseconds(row.speed.step_s.median)} a step{slow}{rate}."
+    return f"{words}: {milliseconds(row.speed.step_s.estimate)} a step{slow}{rate}."
 
 
 def _main_cost(row: Row) -> str:

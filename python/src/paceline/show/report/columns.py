@@ -154,7 +154,7 @@ def _speedup(line: _Line) -> Cell:
     if row.is_baseline:
         return Cell("1 (base)")
     is_first = row.goal.target is None
-    text = f"{line.near if is_first else ''}{row.speed.speedup.median:.2f}"
+    text = f"{line.near if is_first else ''}{row.speed.speedup.estimate:.2f}"
     if line.detail == Detail.NARROW or not is_first:
         return Cell(text, _half_width(row.speed.speedup))
     return Cell(text, f"({bounds(row.speed.speedup)})")
@@ -174,8 +174,8 @@ def _half_width(interval: Interval) -> str:
     """Return the larger distance of a bound from the estimate, in percent of the estimate."""
     if not interval.is_known:
         return UNKNOWN_WIDTH
-    distance = max(interval.high - interval.median, interval.median - interval.low)
-    share = 100 * distance / interval.median
+    distance = max(interval.high - interval.estimate, interval.estimate - interval.low)
+    share = 100 * distance / interval.estimate
     return f"±{share:.0f}%" if share >= 1 or share == 0 else "±<1%"
 
 
@@ -193,7 +193,7 @@ def _bar(line: _Line) -> Bar:
     value = _drawn_figure(line.row)
     if value is None:
         return Bar(0.0, 0.0)
-    low = value.low if value.is_known else value.median
+    low = value.low if value.is_known else value.estimate
     return Bar(low / line.longest, reach(value) / line.longest)
 
 
@@ -234,7 +234,7 @@ def _memory(line: _Line) -> Cell:
 
 def _efficiency(line: _Line) -> str:
     value = line.row.speed.efficiency
-    return NOT_MEASURED if value is None else f"{value.median:.2f}"
+    return NOT_MEASURED if value is None else f"{value.estimate:.2f}"
 
 
 def mark_sentences(comparison: Comparison) -> list[str]:

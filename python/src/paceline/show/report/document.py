@@ -57,13 +57,15 @@ _CONFIDENCE, _ERROR = share(CONFIDENCE), share(1 - CONFIDENCE)
 _MEANINGS = {
     "samples/s": "Samples of all steps of a repeat after the warm-up over their total time, so "
     "stalls count. A step lasts from the end of the previous one to its own end on the slowest "
-    "rank. The table shows the geometric mean over the repeats. The first step is timed from the "
-    "launch command.",
-    "Interval": f"A {_CONFIDENCE} confidence interval by Student's t. That of samples/s has the "
-    "whole spread between repeats. With one repeat it covers the steps of that repeat only. An "
-    f"interval that spans more than a factor of {WIDEST:g} is shown as “{NOT_KNOWN}”.",
-    "Speedup": "Ratio of samples/s to that of the baseline. Its interval comes from the "
-    "differences within repeats, so that slow drifts of the machine cancel.",
+    "rank. The table shows the speed of the repeats that other work did not slow: it can only "
+    "slow a repeat, and all repeats together tell how probable that is for each of them. The "
+    "first step is timed from the launch command.",
+    "Interval": f"It contains the speed with a probability of {_CONFIDENCE}, and both speeds of a "
+    "configuration that has two. That of samples/s has the whole spread between repeats. With one "
+    f"repeat it is unknown. An interval that spans more than a factor of {WIDEST:g} is shown as "
+    f"“{NOT_KNOWN}”.",
+    "Speedup": "Ratio of samples/s to that of the baseline. What all "
+    "configurations share in a repeat cancels in it, such as slow drifts of the machine.",
     "Efficiency": "Speedup over allocated cores, for configurations in the precision of the "
     "baseline.",
     "Not separated from the fastest": "All configurations are compared with the fastest at once. "
@@ -83,7 +85,7 @@ _MEANINGS = {
 }
 _TARGET = (
     "Training time until the first evaluation that meets the target. A repeat that misses it is "
-    "censored: it counts as slower than those that reach it, and the mean needs more than half of "
+    "censored: it counts as slower than those that reach it, and the time needs more than half of "
     "the repeats. Configurations are ranked by it, also those that are lossy on purpose."
 )
 

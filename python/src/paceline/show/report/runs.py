@@ -108,15 +108,15 @@ def _rows_table(rows: Sequence[PairedRow], names: Mapping[str, str]) -> Table[Pa
     columns: list[Column[PairedRow]] = [
         Column("second/\nfirst", _ratio),
         Column("interval", lambda row: Cell(bounds(row.ratio), style="soft"), "name"),
-        Column("first\nsamples/s", lambda row: number(row.before.median)),
-        Column("second\nsamples/s", lambda row: number(row.after.median)),
+        Column("first\nsamples/s", lambda row: number(row.before.estimate)),
+        Column("second\nsamples/s", lambda row: number(row.after.estimate)),
         Column("configuration", lambda row: names[row.configuration], "text"),
     ]
     return Table(columns=columns, items=rows, gap=1)
 
 
 def _ratio(row: PairedRow) -> str:
-    return f"{'' if row.is_different else NEAR_MARK}{row.ratio.median:.2f}"
+    return f"{'' if row.is_different else NEAR_MARK}{row.ratio.estimate:.2f}"
 
 
 def _not_shown(row: PairedRow) -> str:
@@ -148,7 +148,7 @@ def _why_not(judged: Judged, limit: float) -> str:
     """Say why one configuration did not pass the gate."""
     if judged.judgement == "slower" and judged.ratio is not None:
         return (
-            f"slower by more than {_percent(limit)}: {judged.ratio.median:.2f} of the speed, at "
+            f"slower by more than {_percent(limit)}: {judged.ratio.estimate:.2f} of the speed, at "
             f"most {judged.ratio.high:.2f} (95 %)"
         )
     return f"{judged.judgement}: {judged.reason}"

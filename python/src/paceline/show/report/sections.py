@@ -102,7 +102,7 @@ def _sent_share(part: CompressionEffect) -> str:
 
 def _lossy_speedup(part: CompressionEffect) -> str:
     mark = "" if part.reference_is_exact_form else _BASELINE_MARK
-    return NOT_MEASURED if part.speedup is None else f"{part.speedup.median:.2f}{mark}"
+    return NOT_MEASURED if part.speedup is None else f"{part.speedup.estimate:.2f}{mark}"
 
 
 def _lossy_bounds(part: CompressionEffect) -> str:

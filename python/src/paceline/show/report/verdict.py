@@ -120,7 +120,7 @@ def _named(others: Sequence[str], rows: Sequence[Row]) -> str:
 def _next(verdict: Verdict, best: Row, behind: Row, rows: Sequence[Row]) -> str:
     """Say by how much and why the first configuration that is slower is behind."""
     over = verdict.over_runner_up
-    factor = "" if over is None else f"{over.median:.2f}{TIMES}"
+    factor = "" if over is None else f"{over.estimate:.2f}{TIMES}"
     interval = "" if over is None else f" ({_interval(over)})"
     why = _why(best, behind, verdict.cause)
     return f"It is {factor} as fast as {short_name(behind, rows)}{interval}{why}."
@@ -172,7 +172,7 @@ def _throughput_words(rows: Sequence[Row], behind: Row | None) -> list[str]:
     if rows[0].goal.target is None or not known:
         return []
     highest = max(
-        known, key=lambda row: row.speed.samples_per_s.median if row.speed.samples_per_s else 0.0
+        known, key=lambda row: row.speed.samples_per_s.estimate if row.speed.samples_per_s else 0.0
     )
     if highest.goal.steps_to_target == rows[0].goal.steps_to_target:
         return []
@@ -191,13 +191,13 @@ def _speed(best: Row, baseline: str) -> str:
     if best.goal.time_to_target_s is not None:
         speedup, time = (
             best.goal.target_speedup,
-            f" in {milliseconds(best.goal.time_to_target_s.median)}",
+            f" in {milliseconds(best.goal.time_to_target_s.estimate)}",
         )
     if best.is_baseline:
         return f"{time} (the baseline)"
     if speedup is None:
         return time
-    return f"{time}, {speedup.median:.2f}{TIMES} as fast as {baseline} ({_interval(speedup)})"
+    return f"{time}, {speedup.estimate:.2f}{TIMES} as fast as {baseline} ({_interval(speedup)})"
 
 
 def _interval(ratio: Interval) -> str:

@@ -28,7 +28,7 @@ def number(value: float | Interval | None, digits: int = 3) -> str:
     Of an interval, format the estimate.
     """
     if isinstance(value, Interval):
-        value = value.median
+        value = value.estimate
     if value is None or math.isnan(value):
         return NOT_MEASURED
     if value == 0:
@@ -112,14 +112,14 @@ def utc(unix_s: float) -> str:
 
 def reach(interval: Interval) -> float:
     """Return the upper end of what is drawn of an interval."""
-    return interval.high if interval.is_known else interval.median
+    return interval.high if interval.is_known else interval.estimate
 
 
 def with_bounds(interval: Interval | None) -> str:
     """Format the estimate with its interval in parentheses."""
     if interval is None:
         return NOT_MEASURED
-    return f"{interval.median:.2f} ({bounds(interval)})"
+    return f"{interval.estimate:.2f} ({bounds(interval)})"
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ class Case:
     def wins(self, workload_name, strategy, number, speed=10.0):
         """The candidate of that number (0 is the default) is the fastest, certainly."""
         space = local_space(self.experiment, workload_name, strategy, CORES)
-        interval = Interval(median=speed, low=speed, high=speed)
+        interval = Interval(estimate=speed, low=speed, high=speed)
         winner = space.candidates[number]
         default = number == 0
         self.found.append(
@@ -47,7 +47,7 @@ class Case:
                 default_samples_per_s=interval if default else interval.scaled(0.5),
                 fastest=winner,
                 fastest_samples_per_s=interval,
-                ratio=None if default else Interval(median=2, low=1.5, high=2.5),
+                ratio=None if default else Interval(estimate=2, low=1.5, high=2.5),
                 is_faster=not default,
                 candidates=len(space.candidates),
                 left_out=(),

@@ -148,8 +148,8 @@ def spread(intervals: Sequence[Interval]) -> dict[str, Any]:
     return {
         "type": "data",
         "symmetric": False,
-        "array": [reach(i) - i.median for i in intervals],
-        "arrayminus": [i.median - i.low if i.is_known else 0.0 for i in intervals],
+        "array": [reach(i) - i.estimate for i in intervals],
+        "arrayminus": [i.estimate - i.low if i.is_known else 0.0 for i in intervals],
         "thickness": 1.5,
         "width": 3,
         "color": GREY,

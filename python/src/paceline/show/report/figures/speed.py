@@ -58,7 +58,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
         go.Bar(
             orientation="h",
             y=[short_name(r, comparison.rows) for r in rows],
-            x=[r.speed.speedup.median for r in rows if r.speed.speedup],
+            x=[r.speed.speedup.estimate for r in rows if r.speed.speedup],
             marker={
                 "color": [palette[r.configuration] for r in rows],
                 "opacity": [1 if r.has_comparable_speed else 0.35 for r in rows],
@@ -69,6 +69,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
         )
     )
     most = max((reach(r.speed.speedup) for r in rows if r.speed.speedup), default=1.0)
+    figure.add_trace(_repeat_points(rows, comparison))
     for row in rows:
         figure.add_annotation(
             x=1.0,
@@ -85,10 +86,40 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
     return chart(
         figure,
         title=f"Speedup, {workload}",
-        caption="Bars: geometric mean; lines: 95 % confidence interval. Pale bars: equivalence "
-        f"was not shown.{omitted(comparison, workload)}",
+        caption="Bars: estimate; lines: 95 % interval; points: repeats, hollow if other work "
+        "probably slowed them. Pale bars: equivalence was not shown."
+        f"{omitted(comparison, workload)}",
         height_px=110 + 34 * len(rows),
         right=210,
+    )
+
+
+def _repeat_points(rows: Sequence[Row], comparison: Comparison) -> go.Scatter:
+    """Draw every repeat of the rows at its speed; disturbed ones are hollow."""
+    points = [
+        (short_name(row, comparison.rows), row.speed.speedup.estimate * each.relative, each)
+        for row in rows
+        if row.speed.speedup is not None
+        for each in row.speed.repeat_speeds
+    ]
+    hollow = [(each.disturbed or 0.0) > 0.5 for _, _, each in points]
+    return go.Scatter(
+        mode="markers",
+        y=[name for name, _, _ in points],
+        x=[speedup for _, speedup, _ in points],
+        marker={
+            "symbol": ["circle-open" if each else "circle" for each in hollow],
+            "color": GREY,
+            "size": 7,
+            "line": {"width": 1.5, "color": GREY},
+        },
+        customdata=[
+            f"repeat {each.repeat}"
+            + ("" if each.disturbed is None else f", disturbed with {each.disturbed:.0%}")
+            for _, _, each in points
+        ],
+        hovertemplate="%{y}, %{customdata}<br>%{x:.2f}<extra></extra>",
+        showlegend=False,
     )
 
 
@@ -330,8 +361,8 @@ def local_global_chart(comparison: Comparison, found: LocalGlobal) -> Chart:
         symbol = _SYMBOLS[number % len(_SYMBOLS)]
         _legend_entry(figure, f"under {place_name(*place)}", symbol, GREY)
         figure.add_scatter(
-            x=[li.speedup.median for li, _ in pairs],
-            y=[e.speedup.median for _, e in pairs],
+            x=[li.speedup.estimate for li, _ in pairs],
+            y=[e.speedup.estimate for _, e in pairs],
             error_x=spread([li.speedup for li, _ in pairs]),
             error_y=spread([e.speedup for _, e in pairs]),
             showlegend=False,
@@ -383,9 +414,9 @@ def _legend_entry(figure: go.Figure, name: str, symbol: str, colour: str) -> Non
 
 
 def _both(line: StrategyLine, elsewhere: Elsewhere) -> str:
-    ratio = DASH if elsewhere.ratio is None else f"{elsewhere.ratio.median:.2f}"
+    ratio = DASH if elsewhere.ratio is None else f"{elsewhere.ratio.estimate:.2f}"
     return (
-        f"alone {line.speedup.median:.2f} ({bounds(line.speedup)})<br>"
-        f"{place_name(elsewhere.launcher, elsewhere.nodes)} {elsewhere.speedup.median:.2f} "
+        f"alone {line.speedup.estimate:.2f} ({bounds(line.speedup)})<br>"
+        f"{place_name(elsewhere.launcher, elsewhere.nodes)} {elsewhere.speedup.estimate:.2f} "
         f"({bounds(elsewhere.speedup)})<br>ratio {ratio}"
     )

@@ -1,0 +1,362 @@
+"""The model of the repeats of a run, of which every interval and comparison is a statement.
+
+    log speed of a repeat = configuration + repeat + noise - disturbance
+
+Other work on the machine can only slow a repeat. So the fastest n of R repeats of a configuration
+are undisturbed and the others are slower, by more than noise; n is unknown. Or the slower ones are
+a group of their own, because the configuration has two speeds. How large the noise of each
+configuration is, and which share of the repeats is disturbed, is unknown, too; all configurations
+together tell it. The unknowns are summed over grids. docs/explanation/statistics.md derives the
+formulas and says what breaks the assumption.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate
+
+Floats = NDArray[np.float64]
+
+# Values of the unknowns, in logarithms of speeds, which have no unit.
+_NOISE = np.geomspace(3e-4, 1.0, 24)  # standard deviation of a repeat of one configuration
+_USUAL = np.geomspace(1e-3, 0.3, 16)  # the usual one of the run
+_SPREADS = np.array([0.1, 0.4])  # of the logarithm of the noise over configurations
+_SHARES = np.array([0.003, 0.01, 0.03, 0.08, 0.16, 0.25, 0.4])  # of disturbed repeats
+# Most repeats differ by 0.3 to 7 %: a log-normal prior of the usual noise.
+_USUAL_CENTRE, _USUAL_SPREAD = 0.015, 1.5
+# The noise of a configuration may have nothing to do with that of the others.
+_OTHER_NOISE, _OTHER_FACTORS = 0.18, (2.0, 10.0)
+_BESIDE_LOAD = 0.8  # probability that a repeat beside other work is disturbed
+_SCALE = 0.35  # of the gamma distribution of shape 2 of a disturbance; its mean is twice that
+_TWO_SPEEDS = 0.025  # probability that a configuration has two speeds
+_SLOW, _FAST = 2, 6  # beta distribution of the share of its slow repeats
+
+FOUND_QUANTILE = 1.1  # deviations: 0.84 if the noise were known, more because each run has its own
+_POINTS, _PER_POINT = 40, 50
+COMPONENTS = _POINTS * _PER_POINT
+_SEED = 20220131
+_ROUNDS = 12  # of the fit of what all share in a repeat
+_SLOW_REPEAT = 3.0  # standard deviations below the others, from which a repeat counts little there
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """A logarithm of a speed or ratio: a mixture of equally probable normal distributions.
+
+    Components with the same index belong to the same noise of the run. value: the estimate.
+    """
+
+    value: float
+    centres: Floats
+    variances: Floats
+
+    def __sub__(self, other: Belief) -> Belief:
+        return Belief(
+            self.value - other.value,
+            self.centres - other.centres,
+            self.variances + other.variances,
+        )
+
+    def of_another_run(self) -> Belief:
+        """Return the same in another order: the noise of two runs has nothing in common."""
+        order = np.random.default_rng(_SEED).permutation(COMPONENTS)
+        return Belief(self.value, self.centres[order], self.variances[order])
+
+    def widened(self, variances: Floats) -> Belief:
+        return Belief(self.value, self.centres, self.variances + variances)
+
+    @property
+    def has_noise(self) -> bool:
+        return bool(np.isfinite(self.variances).all())
+
+    @property
+    def deviation(self) -> float:
+        """The noise of the estimate, if it is known which repeats were disturbed."""
+        return float(np.sqrt(self.variances).mean())
+
+    def noise(self) -> Floats:
+        """Draw the error of the estimate if it is known which repeats were disturbed."""
+        drawn: Floats = np.sqrt(self.variances) * normal_draws(1)[0]
+        return drawn
+
+    def draws(self) -> Floats:
+        drawn: Floats = self.centres + self.noise()
+        return drawn
+
+    def estimate(self, confidence: float = CONFIDENCE) -> Estimate:
+        if not self.has_noise:
+            return Estimate(value=self.value)
+        tail = (1 - confidence) / 2
+        low, high = np.quantile(self.draws(), [tail, 1 - tail]).tolist()
+        return Estimate(value=self.value, low=min(low, self.value), high=max(high, self.value))
+
+    def detectable(self, level: float) -> float:
+        """Return the difference that a test at this level finds with a probability of 80 %."""
+        tail = float(np.quantile(self.draws(), level / 2))
+        return self.value - tail + FOUND_QUANTILE * self.deviation
+
+    def p_value(self, value: float) -> float:
+        """Test that the logarithm has this value, two-sided.
+
+        In a family of tests the noise counts for each of them. Which repeats were disturbed counts
+        by the interval: unlikely hypotheses about them would hide every difference.
+        """
+        deviations = np.sqrt(self.variances)
+        below = scipy.special.ndtr((value - self.centres) / deviations).mean()
+        among_all = 2 * float(min(below, 1 - below))
+        noise = 2 * float(scipy.special.ndtr(-abs(value - self.value) / deviations).mean())
+        return noise if among_all < 1 - CONFIDENCE else max(noise, among_all)
+
+
+def unknown(value: float) -> Belief:
+    """Return a value of which the noise is unknown."""
+    return Belief(value, np.full(COMPONENTS, value), np.full(COMPONENTS, math.inf))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The repeats of one run, by configuration."""
+
+    speeds: tuple[Belief | None, ...]  # without what all share in a repeat; None without repeats
+    shared_variances: Floats  # of what all share in one repeat, by component
+    disturbed: Floats  # probability of each repeat; NaN where it is missing
+    two_speeds: Floats  # probability of each configuration
+
+
+def fit(log_speeds: Floats, loaded: NDArray[np.bool_] | None = None) -> Fit | None:
+    """Fit the repeats of a run; None if no configuration has two: the noise is unknown.
+
+    log_speeds: shape (configurations, repeats), NaN where a repeat is missing. loaded: repeats
+    beside which other processes were measured to use the machine.
+    """
+    known = ~np.isnan(log_speeds)
+    if not (known.sum(axis=1) > 1).any():
+        return None
+    flags = np.zeros_like(known) if loaded is None else loaded
+    values, effects = _without_shared(log_speeds, known)
+    rows = [_Repeats(values[n][has], flags[n][has]) for n, has in enumerate(known) if has.any()]
+    points = _probable_points(rows)
+    generator = np.random.default_rng(_SEED)
+    disturbed = np.full(log_speeds.shape, math.nan)
+    two_speeds = np.zeros(len(known))
+    speeds: list[Belief | None] = [None] * len(known)
+    for number, row in zip(np.flatnonzero(known.any(axis=1)), rows, strict=True):
+        hypothesis, noise = row.draw(points, generator)
+        speeds[number] = row.belief(hypothesis, noise)
+        disturbed[number, known[number]] = row.disturbed(hypothesis)
+        two_speeds[number] = row.is_split[hypothesis].mean()
+    return Fit(
+        speeds=tuple(speeds),
+        shared_variances=_variances(effects, generator),
+        disturbed=disturbed,
+        two_speeds=two_speeds,
+    )
+
+
+class _Repeats:
+    """The hypotheses about the repeats of one configuration, and their probabilities.
+
+    n of R are undisturbed (n = 1 to R); none is; or the configuration has two speeds, and n are of
+    the faster group: once for the result being the faster speed, once for the slower one.
+    """
+
+    def __init__(self, values: Floats, loaded: NDArray[np.bool_]) -> None:
+        order = np.argsort(-values)
+        ordered, count = values[order], len(values)
+        self._rank = np.argsort(order)
+        fast, above = np.arange(1, count + 1), _disturbances()
+        split = fast[:-1]
+        mean, as_one = _as_one_speed(ordered)
+        slow_mean, slow_as_one = (part[::-1][1:] for part in _as_one_speed(ordered[::-1]))
+        one = as_one + _behind(mean, ordered, fast)
+        none = _log_density(above[:, None] + ordered[0] - ordered[1:]).sum(axis=1)
+        two = as_one[:-1] + slow_as_one
+        two = two + _log_density(np.hypot((mean[:-1] - slow_mean)[:, None], _NOISE))
+        none_at_any = np.repeat(none[:, None] - math.log(len(above)), len(_NOISE), axis=1)
+        self._likelihood = _scaled(np.concatenate([one, none_at_any, two, two]))
+        priors = _log_priors(loaded[order])
+        share = scipy.special.betaln(_SLOW + count - split, _FAST + split)
+        share = share - scipy.special.betaln(_SLOW, _FAST) + math.log(_TWO_SPEEDS / 2)
+        shares = np.repeat(share[:, None], len(_SHARES), axis=1)
+        nones = np.repeat(priors[:1], len(above), axis=0)
+        self._prior = np.exp(np.concatenate([priors[1:], nones, shares, shares]))
+        zeros, halves = np.zeros(len(above), int), np.zeros(len(split), int)
+        self._centres = np.concatenate([mean, ordered[0] + above, mean[:-1], slow_mean])
+        self._per_variance = np.concatenate([1 / fast, zeros, 1 / split, 1 / (count - split)])
+        self._undisturbed = np.concatenate([fast, zeros, halves + count, halves + count])
+        self.is_split = np.concatenate([0 * fast, zeros, halves + 1, halves + 1]) > 0
+        self._is_slow = np.arange(len(self._centres)) >= len(self._centres) - len(split)
+
+    def log_evidence(self) -> Floats:
+        """Return the likelihood of each noise of the run and share, shape (noises, shares)."""
+        evidence = _noise_of_configuration() @ self._likelihood.T @ self._prior
+        found: Floats = np.log(np.maximum(evidence, 1e-300))
+        return found
+
+    def draw(
+        self, points: tuple[NDArray[np.int64], NDArray[np.int64]], generator: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Draw a hypothesis and a noise for each component, by their posterior probability.
+
+        points: equally probable noises of the run and shares.
+        """
+        noises, shares = points
+        cells = self._prior.T[shares][:, :, None] * _noise_of_configuration()[noises][:, None, :]
+        sums = np.cumsum((cells * self._likelihood).reshape(len(noises), -1), axis=1)
+        place = (np.arange(_PER_POINT) + generator.random((len(noises), 1))) / _PER_POINT
+        place = generator.permuted(place, axis=1)
+        number = np.arange(len(noises))[:, None]
+        cumulative = (sums / sums[:, -1:] + number).ravel()
+        found = np.searchsorted(cumulative, (place + number).ravel())
+        found = np.minimum(found, len(cumulative) - 1) % sums.shape[1]
+        hypothesis, noise = np.divmod(found, len(_NOISE))
+        return hypothesis, noise
+
+    def belief(self, hypothesis: NDArray[np.int64], noise: NDArray[np.int64]) -> Belief:
+        centres = self._centres[hypothesis]
+        variances = _NOISE[noise] ** 2 * self._per_variance[hypothesis]
+        is_faster = ~self._is_slow[hypothesis]
+        value = float(np.median(centres[is_faster] if is_faster.any() else centres))
+        return Belief(value, centres, np.maximum(variances, _NOISE[0] ** 2 / 100))
+
+    def disturbed(self, hypothesis: NDArray[np.int64]) -> Floats:
+        """Return the probability that each repeat was disturbed."""
+        found: Floats = (self._undisturbed[hypothesis][:, None] <= self._rank).mean(axis=0)
+        return found
+
+
+def _as_one_speed(ordered: Floats) -> tuple[Floats, Floats]:
+    """Return the mean of the first n values, n = 1, 2, …, and their log likelihood as repeats of
+    one unknown speed, shape (n, noises)."""
+    count = np.arange(1, len(ordered) + 1)
+    shifted = ordered - ordered[0]
+    mean = np.cumsum(shifted) / count
+    squares = np.maximum(np.cumsum(shifted**2) - count * mean**2, 0.0)[:, None]
+    free = (count - 1)[:, None]
+    likelihood = -squares / (2 * _NOISE**2) - free * np.log(_NOISE * math.sqrt(2 * math.pi))
+    return mean + ordered[0], likelihood - 0.5 * np.log(count)[:, None]
+
+
+def _behind(mean: Floats, ordered: Floats, fast: NDArray[np.int64]) -> Floats:
+    """Return the log likelihood of all but the first n values as disturbed, shape (n, noises)."""
+    distance = np.hypot((mean[:, None] - ordered)[:, :, None], _NOISE)
+    is_disturbed = np.arange(len(ordered)) >= fast[:, None]
+    found: Floats = np.where(is_disturbed[:, :, None], _log_density(distance), 0.0).sum(axis=1)
+    return found
+
+
+def _log_density(disturbance: Floats) -> Floats:
+    found: Floats = np.log(disturbance / _SCALE**2) - disturbance / _SCALE
+    return found
+
+
+def _scaled(log_likelihood: Floats) -> Floats:
+    found: Floats = np.exp(log_likelihood - log_likelihood.max())
+    return found
+
+
+def _log_priors(loaded: NDArray[np.bool_]) -> Floats:
+    """Return the log probability that just the first n repeats are undisturbed, n = 0, 1, …, shape
+    (n, shares)."""
+    share = np.where(loaded[:, None], _BESIDE_LOAD, _SHARES)
+    zero = np.zeros((1, len(_SHARES)))
+    before = np.concatenate([zero, np.cumsum(np.log1p(-share), axis=0)])
+    behind = np.concatenate([np.cumsum(np.log(share[::-1]), axis=0)[::-1], zero])
+    found: Floats = before + behind + math.log1p(-_TWO_SPEEDS)
+    return found
+
+
+@cache
+def _disturbances() -> Floats:
+    """Return equally probable disturbances."""
+    found: Floats = scipy.special.gammaincinv(2.0, (np.arange(6) + 0.5) / 6) * _SCALE
+    return found
+
+
+def _noises_of_run() -> tuple[Floats, Floats]:
+    """Return the usual noise and the spread over configurations, one for each combination."""
+    usual, spread = np.meshgrid(_USUAL, _SPREADS)
+    return usual.ravel(), spread.ravel()
+
+
+@cache
+def _noise_of_configuration() -> Floats:
+    """Return the probability of each noise, shape (noises of the run, noises)."""
+    usual, spread = (part[:, None] for part in _noises_of_run())
+    near = np.exp(-0.5 * (np.log(_NOISE / usual) / spread) ** 2)
+    least, most = _OTHER_FACTORS
+    other = (least * usual < _NOISE) & (most * usual > _NOISE)
+    parts = [
+        part / np.maximum(part.sum(axis=1, keepdims=True), 1.0) for part in (near, 1.0 * other)
+    ]
+    found: Floats = (1 - _OTHER_NOISE) * parts[0] + _OTHER_NOISE * parts[1]
+    return found
+
+
+def _probable_points(rows: list[_Repeats]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return equally probable noises of the run and shares of disturbed repeats."""
+    usual = np.log(_noises_of_run()[0] / _USUAL_CENTRE)[:, None]
+    total = -0.5 * (usual / _USUAL_SPREAD) ** 2 + sum(row.log_evidence() for row in rows)
+    cumulative = np.cumsum(_scaled(total))
+    wanted = (np.arange(_POINTS) + 0.5) / _POINTS * cumulative[-1]
+    noises, shares = np.unravel_index(np.searchsorted(cumulative, wanted), total.shape)
+    return noises, shares
+
+
+@cache
+def normal_draws(rows: int) -> Floats:
+    """Return standard normal draws, shape (rows, COMPONENTS); each row has all quantiles."""
+    quantiles = scipy.special.ndtri((np.arange(COMPONENTS) + 0.5) / COMPONENTS)
+    generator = np.random.default_rng(_SEED)
+    found: Floats = generator.permuted(np.tile(quantiles, (rows, 1)), axis=1)
+    return found
+
+
+def _without_shared(log_speeds: Floats, known: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Return the values without what all configurations share in a repeat, and that.
+
+    It is a weighted two-way fit in which slow repeats count little. What is shared is shrunk by how
+    well the configurations of a repeat agree about it.
+    """
+    values, present = np.where(known, log_speeds, 0.0), known.any(axis=1)
+    raw, effects, used = np.zeros((3, known.shape[1]))
+    if present.sum() < 2:
+        return log_speeds, effects
+    centres = np.nanmedian(np.where(present[:, None], log_speeds, 0.0), axis=1)
+    growth = math.sqrt(known.sum() / max(known.sum() - present.sum(), 1))
+    total = known.sum(axis=0).astype(float)
+    for _ in range(_ROUNDS):
+        residuals = values - centres[:, None] - effects
+        # 1.48 times the median of the distances is the deviation of normal values
+        scale = max(1.48 * growth * float(np.median(np.abs(residuals[known]))), _NOISE[0])
+        slow = np.maximum(-residuals / (_SLOW_REPEAT * scale), 0.0)
+        weights = known / (1 + slow**4)
+        total = np.maximum(weights.sum(axis=0), 1e-9)
+        raw = (weights * (values - centres[:, None])).sum(axis=0) / total
+        between = max(float(np.var(raw)) - scale**2 / float(total.mean()), 1e-12)
+        used = total / (total + scale**2 / between)
+        effects = used * raw - np.average(used * raw, weights=total)
+        sums = np.maximum(weights.sum(axis=1), 1e-9)
+        centres = np.where(present, (weights * (values - effects)).sum(axis=1) / sums, centres)
+    # The fitted effects contain a part of the noise of each value, which is missing in the rest.
+    part = used / np.maximum(total, 1.0)
+    left = (1 - part) ** 2 + np.maximum(total - 1, 0.0) * part**2
+    rest = (values - effects - centres[:, None]) / np.sqrt(left)
+    return np.where(known, centres[:, None] + rest, np.nan), np.sqrt(used) * (raw - raw.mean())
+
+
+def _variances(effects: Floats, generator: np.random.Generator) -> Floats:
+    """Draw the variance of what all share in a repeat, from its estimate.
+
+    Few repeats hardly tell it, so the usual noise counts as half a repeat.
+    """
+    squares = float(effects @ effects) + _USUAL_CENTRE**2 / 2
+    found: Floats = squares / generator.chisquare(len(effects) - 0.5, COMPONENTS)
+    return found
