@@ -33,15 +33,15 @@ import numpy as np
 
 from common import write_results
 from paceline.analysis.between_runs.speeds import read_speeds
-from paceline.analysis.statistics.fastest import find_fastest
-from paceline.analysis.statistics.intervals import holm, welch_difference
-from paceline.analysis.statistics.layout import fit_layout, log_ratio, log_speed
+from paceline.analysis.between_runs.two_runs import paired_differences
+from paceline.analysis.statistics.intervals import holm
+from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.measure.records.layout import RunFiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from paceline.analysis.statistics.intervals import Estimate
+    from paceline.analysis.statistics.model import Belief
 
     Values = NDArray[np.float64]
 
@@ -127,9 +127,9 @@ def resample(logs: Values, repeats: int, options: argparse.Namespace) -> dict[st
         differs.append(bool(rejected(differences)))
         too_slow.append(fails(differences))
         gate.append([fails([each]) for each in differences])
-        slower.append([fails([each.shifted(-math.log1p(SLOWER))]) for each in differences])
+        slower.append([fails([each], math.log1p(SLOWER)) for each in differences])
     dealt = [
-        bool(find_fastest(fit_layout(family(own, repeats, random))).separated)
+        bool(rates_of(family(own, repeats, random)).fastest().separated)
         for own in logs - shared
         for _ in range(max(options.draws // len(logs), 1))
     ]
@@ -152,28 +152,35 @@ def pair_alarms(
     alarms = []
     for index, own in enumerate(logs):
         copy = own[theirs] - shared[theirs] + shared[ours] + faster
-        ratio = log_ratio(fit_layout(np.vstack([logs[:, ours], copy])), index, len(logs))
-        alarms.append(ratio is not None and not ratio.contains(0.0))
+        rates = rates_of(np.vstack([logs[:, ours], copy]))
+        ratio = rates.log_ratio(str(index), str(len(logs)))
+        alarms.append(ratio is not None and not ratio.low <= 0.0 <= ratio.high)
     return alarms
 
 
-def two_runs(before: Values, after: Values) -> list[Estimate]:
+def rates_of(logs: Values) -> RunRates:
+    return RunRates(
+        {
+            str(name): {n: RepeatRate(log_rate=float(value)) for n, value in enumerate(row)}
+            for name, row in enumerate(logs)
+        }
+    )
+
+
+def two_runs(before: Values, after: Values) -> list[Belief]:
     """Return the differences of all configurations between two runs."""
-    first, second = fit_layout(before), fit_layout(after)
-    speeds = [(log_speed(first, index), log_speed(second, index)) for index in range(len(before))]
-    return [
-        welch_difference(old, new) for old, new in speeds if old is not None and new is not None
-    ]
+    return list(paired_differences(rates_of(before), rates_of(after)).values())
 
 
-def rejected(differences: list[Estimate]) -> set[str]:
-    return holm({str(number): each.p_value for number, each in enumerate(differences)})
+def rejected(differences: list[Belief], ratio: float = 0.0) -> set[str]:
+    return holm({str(number): each.p_value(ratio) for number, each in enumerate(differences)})
 
 
-def fails(differences: list[Estimate]) -> bool:
-    """Return whether the gate fails for any of the configurations."""
-    beyond = [each.shifted(-math.log1p(-LIMIT)) for each in differences]
-    return any(beyond[int(number)].value < 0 for number in rejected(beyond))
+def fails(differences: list[Belief], slower: float = 0.0) -> bool:
+    """Return whether the gate fails for any, after the later run was made slower."""
+    limit = math.log1p(-LIMIT) + slower
+    too_slow = rejected(differences, limit)
+    return any(differences[int(number)].value < limit for number in too_slow)
 
 
 def family(repeats_of_one: Values, repeats: int, random: np.random.Generator) -> Values:
