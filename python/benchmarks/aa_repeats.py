@@ -34,7 +34,7 @@ import numpy as np
 from common import write_results
 from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.between_runs.two_runs import paired_differences
-from paceline.analysis.statistics.intervals import holm
+from paceline.analysis.statistics.fastest import differing
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.measure.records.layout import RunFiles
 
@@ -173,7 +173,7 @@ def two_runs(before: Values, after: Values) -> list[Belief]:
 
 
 def rejected(differences: list[Belief], ratio: float = 0.0) -> set[str]:
-    return holm({str(number): each.p_value(ratio) for number, each in enumerate(differences)})
+    return differing({str(number): each for number, each in enumerate(differences)}, ratio)
 
 
 def fails(differences: list[Belief], slower: float = 0.0) -> bool:

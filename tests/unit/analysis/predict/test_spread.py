@@ -47,5 +47,5 @@ def test_nine_of_ten_new_runs_are_within_the_interval(repeats, drift, noise) -> 
         draws = np.log(point.draws(generator)) + point.noise(generator)
         low, high = np.quantile(draws, [0.05, 0.95])
         covered += low <= run()[0].mean() <= high
-    # two repeats hardly show what they share
-    assert (0.8 if repeats == 2 else 0.86) <= covered / RUNS <= (1 if repeats == 2 else 0.97)
+    # two repeats do not show whether they share something, so their intervals are wider
+    assert 0.86 <= covered / RUNS <= (1 if repeats == 2 else 0.97)

@@ -132,7 +132,11 @@ def test_leader_of_nine_is_separated_from_all() -> None:
 
 
 def test_leader_of_twenty_is_separated_from_most() -> None:
-    """8 % ahead, noise 2 %, five repeats: all in the median run."""
+    """8 % ahead, noise 2 %, five repeats: all in the median run.
+
+    Three repeats cannot show that none of twenty was disturbed in all of its repeats, nor that none
+    has a noise of its own.
+    """
     random = np.random.default_rng(14)
     counts = []
     for _ in range(12):

@@ -2,7 +2,7 @@
 
 A configuration is too slow if its speed is below the limit with significance: the hypothesis that
 the later run is exactly as slow as allowed is rejected. All configurations of a workload are tested
-together (Holm). A configuration that cannot be judged never passes.
+together. A configuration that cannot be judged never passes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pydantic.dataclasses import dataclass as json_dataclass
 from paceline.analysis.between_runs.same_training import why_other_training
 from paceline.analysis.between_runs.speeds import RunSpeeds
 from paceline.analysis.between_runs.two_runs import paired_differences
-from paceline.analysis.statistics.intervals import CONFIDENCE, Interval, holm
+from paceline.analysis.statistics.fastest import RISK_SHARE, differing
+from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.analysis.statistics.model import Belief
 from paceline.base.errors import ExitCode
 
@@ -31,6 +32,10 @@ _EXIT_CODES: dict[Judgement, ExitCode] = {
     "no result": ExitCode.NOT_COMPARABLE,
     "passed": ExitCode.OK,
 }
+
+
+# Only a later run that is slower fails, so the two-sided level is twice the 5 % for the family.
+_LEVEL = 2 * (1 - CONFIDENCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +84,14 @@ def _of_workload(
 ) -> Iterator[Judged]:
     pairs = paired_differences(before.of_workload(workload), after.of_workload(workload))
     slowest = math.log1p(-limit)
-    rejected = holm({name: found.p_value(slowest) for name, found in pairs.items()})
-    too_slow = {name for name in rejected if pairs[name].value < slowest}
+    found = differing(pairs, slowest, level=_LEVEL)
+    too_slow = {name for name in found if pairs[name].value < slowest}
     other = _other_training(workload, before, after)
     for name in before.of_workload(workload).repeats:
-        found = pairs.get(name)
-        if found is None and name not in after.unfinished:
+        pair = pairs.get(name)
+        if pair is None and name not in after.unfinished:
             continue  # it is no part of the later run
-        judgement, reason = _judgement(found, after.differences.get(name, other))
+        judgement, reason = _judgement(pair, after.differences.get(name, other))
         if judgement == "passed" and name in too_slow:
             judgement = "slower"
         yield Judged(
@@ -94,9 +99,13 @@ def _of_workload(
             configuration=name,
             judgement=judgement,
             reason=reason,
-            ratio=None if found is None else found.estimate().exponential(),
-            detectable=None if found is None else _detectable(found, limit, len(pairs)),
+            ratio=None if pair is None else _ratio(pair, judgement == "slower"),
+            detectable=None if pair is None else _detectable(pair, limit, len(pairs)),
         )
+
+
+def _ratio(found: Belief, is_slower: bool) -> Interval:
+    return found.estimate(is_tested=is_slower).exponential()
 
 
 def _judgement(found: Belief | None, difference: str | None) -> tuple[Judgement, str | None]:
@@ -121,4 +130,6 @@ def _detectable(found: Belief, limit: float, family: int) -> float | None:
     """Return the smallest slowdown that the test of one of a family finds in most cases."""
     if not found.has_noise:
         return None
-    return -math.expm1(math.log1p(-limit) - found.detectable((1 - CONFIDENCE) / family))
+    level = _LEVEL / family
+    loss = found.detectable_loss(level * (1 - RISK_SHARE), level * RISK_SHARE)
+    return -math.expm1(math.log1p(-limit) - loss)

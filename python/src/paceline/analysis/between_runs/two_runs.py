@@ -2,7 +2,7 @@
 
 Rows are paired by the name of the configuration. Repeats of different runs have nothing in common,
 so no drift of the machine cancels as it does within a run. Therefore both rates have the spread of
-whole runs. All pairs of a workload are tested together (Holm). With a single repeat in one of the
+whole runs. All pairs of a workload are tested together. With a single repeat in one of the
 runs, nothing can be said. A difference between two runs may still come from the state of the
 machine at that time.
 """
@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.analysis.between_runs.speeds import RunSpeeds
-from paceline.analysis.statistics.intervals import Interval, holm
+from paceline.analysis.statistics.fastest import differing
+from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.model import Belief
 from paceline.analysis.statistics.rates import RunRates
 
@@ -61,18 +62,14 @@ def compare_runs(before: RunSpeeds, after: RunSpeeds) -> RunComparison:
 
 def paired_differences(before: RunRates, after: RunRates) -> dict[str, Belief]:
     """Return the logarithm of after / before of each configuration that finished in both runs."""
-    return {
-        name: second.of_another_run() - first
-        for name in before.repeats
-        if (first := before.log_rate(name)) is not None
-        and (second := after.log_rate(name)) is not None
-    }
+    pairs = ((name, after.log_ratio_to(before, name)) for name in before.repeats)
+    return {name: found for name, found in pairs if found is not None}
 
 
 def tested_pairs(before: RunRates, after: RunRates) -> dict[str, tuple[Belief, bool]]:
     """Return log(after / before) of each configuration in both, and whether it is different."""
     tests = paired_differences(before, after)
-    different = holm({name: found.p_value(0.0) for name, found in tests.items()})
+    different = differing(tests, 0.0)
     return {name: (found, name in different) for name, found in tests.items()}
 
 
@@ -89,7 +86,7 @@ def _paired_rows(workload: str, before: RunSpeeds, after: RunSpeeds) -> list[Pai
                 workload=workload,
                 before=speeds[0],
                 after=speeds[1],
-                ratio=found.estimate().exponential(),
+                ratio=found.estimate(is_tested=is_different).exponential(),
                 is_different=is_different,
                 equivalent=(before.equivalent[name], after.equivalent[name]),
             )

@@ -183,6 +183,7 @@ def _merged(samples: float, points: Sequence[Point]) -> Point:
             float(np.mean([each.value for each in beliefs])),
             np.stack([each.centres for each in beliefs])[chosen, number],
             np.stack([each.variances for each in beliefs])[chosen, number],
+            np.stack([each.seen for each in beliefs])[chosen, number],
         ),
     )
 

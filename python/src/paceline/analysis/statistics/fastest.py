@@ -1,25 +1,29 @@
 """Which configurations of a run are separated from the fastest one, and which tie with it.
 
-A configuration is separated if its distance to the fastest one is larger than the noise of all
-configurations together explains, and if the interval of their ratio does not include 1. Distances
-are measured in units of the noise of the pair. The largest distance among equal configurations is
-drawn from the model. Configurations are tested step by step: one that is separated leaves a
-smaller family for those that are nearer (P. H. Westfall, S. S. Young, Resampling-Based Multiple
-Testing, 1993). In at most 5 % of the runs any equal configuration is separated.
+A configuration is separated under two conditions. Its distance to the fastest one is larger than
+the noise of all configurations together explains. Distances are measured in units of the noise of
+the pair, and the largest one among equal configurations is drawn from the model; configurations are
+tested step by step, so one that is separated leaves a smaller family for those that are nearer
+(P. H. Westfall, S. S. Young, Resampling-Based Multiple Testing, 1993). And it must not be behind
+only because all of its repeats were disturbed: the probability that any separation has this reason
+is limited, too. The two limits add up to 5 %, so in at most 5 % of the runs any equal configuration
+is separated.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate
+from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate, holm
 from paceline.analysis.statistics.model import FOUND_QUANTILE, Belief, Floats, normal_draws
 
 TIE_MARGIN = 0.03
+RISK_SHARE = 0.15  # of the level: for wrong conclusions about which repeats were disturbed
 _MOST_DETECTABLE = math.log(10)
 _TAIL, _TAIL_DEVIATIONS = 0.99, 2.58  # quantile of a normal distribution, two-sided
 _MOST_FURTHER = 1000  # repeats
@@ -82,13 +86,17 @@ def find_fastest(
     units = {name: float(_unit(each.noise())[0]) for name, each in behind.items()}
     distance = {name: each.value / units[name] for name, each in behind.items()}
     near_first = sorted(behind, key=distance.__getitem__)
-    critical = _critical_distances([speeds[name] for name in (leader, *near_first)], level)
+    order = [speeds[name] for name in (leader, *near_first)]
+    critical = _critical_distances(order, level * (1 - RISK_SHARE))
+    certain = least_doubts({n: each.doubt(0.0) for n, each in behind.items()}, level * RISK_SHARE)
     limit, most = math.log1p(margin), max(critical, default=0.0)
     places, needed, is_farther_separated = {}, 0.0, True
     for name, bound in zip(reversed(near_first), reversed(critical), strict=True):
-        ratio, gap, reach = behind[name].estimate(), behind[name].value, most * units[name]
+        gap, reach = behind[name].value, most * units[name]
         is_farther_separated = is_farther_separated and distance[name] > bound
-        is_separated = is_farther_separated and ratio.low > 0
+        is_separated = is_farther_separated and name in certain
+        is_separated = is_separated and behind[name].estimate(is_tested=True).low > 0
+        ratio = behind[name].estimate(is_tested=is_separated)
         is_tie = not is_separated and max(gap + reach, ratio.high) < limit
         places[name] = Standing(
             name=name, log_ratio=ratio, is_separated=is_separated, is_tie=is_tie
@@ -104,6 +112,21 @@ def find_fastest(
         detectable=_detectable(list(units.values()), most),
         further_repeats=further,
     )
+
+
+def differing(
+    tests: Mapping[str, Belief], value: float, *, level: float = 1 - CONFIDENCE
+) -> set[str]:
+    """Return the logarithms of a family that differ from a value. level: of the whole family."""
+    noise = holm({n: each.p_value(value) for n, each in tests.items()}, level * (1 - RISK_SHARE))
+    return noise & least_doubts({n: t.doubt(value) for n, t in tests.items()}, level * RISK_SHARE)
+
+
+def least_doubts(doubts: Mapping[str, float], risk: float) -> set[str]:
+    """Return the statements of which all hold with a probability of 1 - risk: the surest first."""
+    surest_first = sorted(doubts, key=doubts.__getitem__)
+    sums = itertools.accumulate(doubts[name] for name in surest_first)
+    return {name for name, total in zip(surest_first, sums, strict=True) if total <= risk}
 
 
 def _critical_distances(speeds: list[Belief], level: float) -> list[float]:

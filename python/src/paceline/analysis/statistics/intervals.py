@@ -107,12 +107,12 @@ def spread_of_pairs(values: NDArray[np.float64]) -> float:
     return quantile * float(np.std(values, ddof=1)) * math.sqrt(2)
 
 
-def holm(p_values: Mapping[str, float]) -> set[str]:
-    """Return the hypotheses of a family that are rejected at 5 % (S. Holm, 1979); NaN: untested."""
+def holm(p_values: Mapping[str, float], level: float = 1 - CONFIDENCE) -> set[str]:
+    """Return the hypotheses of a family that are rejected (S. Holm, 1979); NaN: untested."""
     tested = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
     rejected: set[str] = set()
     for number, (p, name) in enumerate(tested):
-        if p > (1 - CONFIDENCE) / (len(tested) - number):
+        if p > level / (len(tested) - number):
             break
         rejected.add(name)
     return rejected

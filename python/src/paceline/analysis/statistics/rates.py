@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.analysis.statistics.fastest import TIE_MARGIN, Fastest, Standing, find_fastest
 from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate, Interval
-from paceline.analysis.statistics.model import Belief, Fit, fit, unknown
+from paceline.analysis.statistics.model import Belief, Fit, Shared, fit, unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +60,8 @@ class RunRates:
 
     def log_rate(self, name: str) -> Belief | None:
         """Return the logarithm of a rate with the spread of whole runs; None without repeats."""
-        found = self._relative(name)
-        if found is None or self._fit is None:
-            return found
-        return found.widened(self._fit.shared_variances / len(self.repeats[name]))
+        found, shared = self._relative(name), self._shared(name)
+        return found if found is None or shared is None else found.widened(shared)
 
     def rate(self, name: str) -> Interval | None:
         """Return the rate with the spread of whole runs; None without repeats."""
@@ -81,6 +79,18 @@ class RunRates:
         """Return first / second; None if no repeats connect them."""
         found = self.log_ratio(first, second)
         return None if found is None else found.exponential()
+
+    def log_ratio_to(self, before: RunRates, name: str) -> Belief | None:
+        """Return the logarithm of this rate / that of an earlier run; None if one has no repeats.
+
+        Repeats of two runs have nothing in common, so both have the spread of whole runs.
+        """
+        ours, theirs = self._relative(name), before._relative(name)
+        shared = self._shared(name), before._shared(name)
+        if ours is None or theirs is None:
+            return None
+        ratio = ours.of_another_run() - theirs
+        return ratio.widened(shared[0] + shared[1]) if shared[0] and shared[1] else ratio
 
     def is_faster(self, first: str, second: str) -> bool:
         """Tell whether the first is separated from the second, if only these two are compared."""
@@ -160,6 +170,11 @@ class RunRates:
         if self._fit is None:
             return unknown(float(np.mean([rate.log_rate for rate in found.values()])))
         return self._fit.speeds[self._index[name]]
+
+    def _shared(self, name: str) -> Shared | None:
+        """Return what all share in a repeat, as a part of a mean; None if it is unknown."""
+        repeats = self.repeats.get(name)
+        return self._fit.shared.over(len(repeats)) if self._fit and repeats else None
 
     def _are_connected(self, first: str, second: str) -> bool:
         """Tell whether the two have a repeat in common, also through others."""

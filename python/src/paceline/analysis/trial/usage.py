@@ -319,7 +319,7 @@ class Disturbance:
     @property
     def is_load(self) -> bool:
         """Tell whether other work may have slowed the trial."""
-        return max(self.others_percent, self.stolen_percent) > _THRESHOLD
+        return max(self.others_percent, self.stolen_percent) > DISTURBING_PERCENT
 
 
 def disturbance(record: TrialRecord, hosts: Sequence[HostTrace]) -> Disturbance | None:
