@@ -85,7 +85,13 @@ _SORT_KEYS: dict[str, Callable[[Row], float | str]] = {
     metavar="PERCENT",
     type=percentage,
     help="Two runs: end with exit code 8 if a configuration of the later run is slower by more "
-    "than this (for example 3%), 9 if it is not equivalent, and 7 if it cannot be judged.",
+    "than this (for example 3%), 9 if it is not equivalent, and 7 if it cannot be judged or so "
+    "large a slowdown could not have been seen.",
+)
+@click.option(
+    "--allow-undecided",
+    is_flag=True,
+    help="With --fail-slower: pass what could not have been seen.",
 )
 @click.option("--junit", metavar="FILE", type=FILE, help="With --fail-slower: write a JUnit file.")
 @click.option(
@@ -104,6 +110,7 @@ def command(
     sort: str | None,
     as_markdown: bool,
     limit: float | None,
+    allow_undecided: bool,
     junit: Path | None,
     reference: Path | None,
     save_reference: Path | None,
@@ -126,13 +133,16 @@ def command(
         raise click.UsageError(
             "--fail-slower: expected two runs, or one run and --reference FILE, got one run"
         )
-    if junit is not None and limit is None:
-        raise click.UsageError("--junit: expected --fail-slower beside it, found none; add it")
+    if limit is None and (junit is not None or allow_undecided):
+        name = "--allow-undecided" if allow_undecided else "--junit"
+        raise click.UsageError(f"{name}: expected --fail-slower beside it, found none; add it")
     if is_pair:
         before = read_reference(reference) if reference is not None else _speeds(run_dir)
         after = _speeds(second or run_dir)
         labels = str(reference or run_dir), str(second or run_dir)
-        gate = None if limit is None else judge(before, after, limit)
+        gate = (
+            None if limit is None else judge(before, after, limit, allows_undecided=allow_undecided)
+        )
         _print_pair(before, after, labels, gate, as_json=as_json, as_markdown=as_markdown)
         if gate is not None and junit is not None:
             write_text(junit, junit_text(gate, _names(before, after)))

@@ -22,6 +22,7 @@ from paceline.base.errors import DataError, ExitCode
 from paceline.cli import main
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.trials.trial import Trial
+from paceline.show.report.runs import gate_sentences
 
 LIMIT = 0.03
 PAIRS = 20
@@ -56,11 +57,12 @@ def noisy_run(
 
 
 def codes(trials: dict[str, Trial], slower: float) -> list[int]:
+    """Return the exit codes of runs that are often too short to see the limit."""
     random = np.random.default_rng(3)
     found = []
     for _ in range(PAIRS):
         before, after = noisy_run(trials, random), noisy_run(trials, random, slower)
-        found.append(judge(before, after, LIMIT).exit_code)
+        found.append(judge(before, after, LIMIT, allows_undecided=True).exit_code)
     return found
 
 
@@ -98,8 +100,8 @@ def test_a_faster_run_passes_and_an_interval_decides_as_the_code_says(
     trials: dict[str, Trial],
 ) -> None:
     random = np.random.default_rng(5)
-    gate = judge(noisy_run(trials, random), noisy_run(trials, random, -0.5), LIMIT)
-    assert gate.exit_code == ExitCode.OK
+    faster = run_of(trials, _logs(noisy_run(trials, random)) + math.log(1.5))
+    assert judge(noisy_run(trials, random), faster, LIMIT).exit_code == ExitCode.OK
     slow = judge(noisy_run(trials, random), noisy_run(trials, random, 0.1), LIMIT)
     for each in slow.judged:
         assert (each.judgement == "slower") <= (each.ratio.high < 1 - LIMIT)
@@ -121,7 +123,24 @@ def test_without_noise_or_without_a_finished_repeat_nothing_passes(
     assert gate.exit_code == ExitCode.NOT_COMPARABLE
     assert {e.configuration: e.judgement for e in gate.judged}[name] == "no result"
     left_out = dataclasses.replace(failed, unfinished=())
-    assert judge(noisy_run(trials, random), left_out, LIMIT).exit_code == ExitCode.OK
+    gate = judge(noisy_run(trials, random), left_out, LIMIT, allows_undecided=True)
+    assert gate.exit_code == ExitCode.OK
+
+
+def test_a_slowdown_that_could_not_have_been_seen_is_undecided(trials: dict[str, Trial]) -> None:
+    random = np.random.default_rng(7)
+    before = noisy_run(trials, random)
+    after = run_of(trials, _logs(before) + math.log1p(-0.01))
+    gate = judge(before, after, LIMIT)
+    assert gate.exit_code == ExitCode.NOT_COMPARABLE
+    assert {each.judgement for each in gate.judged} == {"undecided"}
+    needed = max(each.needed_repeats or 0 for each in gate.judged)
+    assert 12 <= needed <= 60
+    runs = [noisy_run(trials, random, repeats=needed + 5) for _ in range(2)]
+    assert judge(*runs, LIMIT).exit_code == ExitCode.OK
+    sentences = gate_sentences(gate, dict.fromkeys(trials, "x"))
+    assert sentences[0] == "Gate undecided for 3 of 3 configurations:"
+    assert "could not have been seen; measure about" in sentences[1]
 
 
 @pytest.fixture
@@ -168,7 +187,7 @@ def test_command_ends_with_the_code_and_the_reason(tmp_path: Path, capsys: Any) 
     words = ["compare", first, same, "--fail-slower", "3%"]
     assert main(words) == ExitCode.OK
     shown = capsys.readouterr().out
-    assert "Gate passed: of 2 configurations, none is more than 3 % slower" in shown
+    assert "Gate passed: of 2 configurations, none is shown to be more than 3 % slower" in shown
     assert "This test finds a slowdown of" in shown
 
     slow = make(tmp_path / "slow", scale=1.1)
@@ -186,6 +205,18 @@ def test_command_ends_with_the_code_and_the_reason(tmp_path: Path, capsys: Any) 
     reasons = {each["judgement"]: each["reason"] for each in gate["judged"]}
     assert reasons.keys() == {"slower", "not equivalent"}
     assert "gradient" in reasons["not equivalent"]
+
+
+def test_undecided_fails_unless_it_is_allowed(tmp_path: Path, capsys: Any) -> None:
+    runs, junit = [make(tmp_path / name) for name in "ab"], tmp_path / "junit.xml"
+    words = ["compare", *runs, "--fail-slower", "1%", "--junit", str(junit)]
+    for allowed, code, failures, sentence in (
+        ([], ExitCode.NOT_COMPARABLE, "2", "Gate undecided for 2 of 2 configurations"),
+        (["--allow-undecided"], ExitCode.OK, "0", "In 2 of them a slowdown of 1 % could not have"),
+    ):
+        assert main([*words, *allowed]) == code
+        assert sentence in " ".join(capsys.readouterr().out.split())
+        assert ET.parse(junit).getroot().get("failures") == failures
 
 
 def test_reference_replaces_the_earlier_run(tmp_path: Path, capsys: Any) -> None:
@@ -217,7 +248,7 @@ def test_other_files_are_no_reference(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [["--fail-slower", "3%"], ["--fail-slower", "3", "B"], ["--fail-slower", "100%", "B"],
-     ["--junit", "x.xml", "B"], ["--save-reference", "x", "B"]],
+     ["--junit", "x.xml", "B"], ["--allow-undecided", "B"], ["--save-reference", "x", "B"]],
 )  # fmt: skip
 def test_wrong_words_are_refused(tmp_path: Path, words: list[str]) -> None:
     run = make(tmp_path, repeats=1)

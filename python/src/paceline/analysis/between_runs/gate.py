@@ -2,7 +2,8 @@
 
 A configuration is too slow if its speed is below the limit with significance: the hypothesis that
 the later run is exactly as slow as allowed is rejected. All configurations of a workload are tested
-together. A configuration that cannot be judged never passes.
+together. A configuration that cannot be judged never passes. One is undecided if it is not shown to
+be faster than that, and if so large a slowdown could not have been seen.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.analysis.statistics.model import Belief
 from paceline.base.errors import ExitCode
 
-Judgement = Literal["passed", "not equivalent", "slower", "no result"]
+Judgement = Literal["passed", "not equivalent", "slower", "no result", "undecided"]
 # The first one that applies to any configuration decides: the speed of another training is not
 # comparable, and a result is worth more than none.
 _EXIT_CODES: dict[Judgement, ExitCode] = {
     "not equivalent": ExitCode.NOT_EQUIVALENT,
     "slower": ExitCode.SLOWER,
     "no result": ExitCode.NOT_COMPARABLE,
+    "undecided": ExitCode.NOT_COMPARABLE,
     "passed": ExitCode.OK,
 }
 
@@ -49,6 +51,8 @@ class Judged:
     ratio: Interval | None = None  # speed in the later run / in the earlier one
     # 1 - ratio that this test finds with a probability of 80 %
     detectable: float | None = None
+    # of each run, to see the slowdown that is allowed; None: enough, or unknown
+    needed_repeats: int | None = None
 
 
 @json_dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +61,17 @@ class Gate:
 
     limit: float
     judged: tuple[Judged, ...]
+    allows_undecided: bool = False  # they pass
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def exit_code(self) -> int:
-        found = {each.judgement for each in self.judged}
+        found = {each.judgement for each in self.judged if not self.passes(each)}
         return next(code for name, code in _EXIT_CODES.items() if name in found or not code)
+
+    def passes(self, judged: Judged) -> bool:
+        is_allowed = judged.judgement == "undecided" and self.allows_undecided
+        return judged.judgement == "passed" or is_allowed
 
     @property
     def detectable(self) -> float | None:
@@ -71,37 +80,56 @@ class Gate:
         return max(found, default=None)
 
 
-def judge(before: RunSpeeds, after: RunSpeeds, limit: float) -> Gate:
+def judge(
+    before: RunSpeeds, after: RunSpeeds, limit: float, *, allows_undecided: bool = False
+) -> Gate:
     """Judge every configuration that finished in the earlier run and is a part of the later one."""
     judged: list[Judged] = []
     for workload in before.workloads:
         judged += _of_workload(workload, before, after, limit)
-    return Gate(limit=limit, judged=tuple(judged))
+    return Gate(limit=limit, judged=tuple(judged), allows_undecided=allows_undecided)
 
 
 def _of_workload(
     workload: str, before: RunSpeeds, after: RunSpeeds, limit: float
 ) -> Iterator[Judged]:
-    pairs = paired_differences(before.of_workload(workload), after.of_workload(workload))
+    runs = before.of_workload(workload), after.of_workload(workload)
+    pairs = paired_differences(*runs)
     slowest = math.log1p(-limit)
     found = differing(pairs, slowest, level=_LEVEL)
     too_slow = {name for name in found if pairs[name].value < slowest}
     other = _other_training(workload, before, after)
-    for name in before.of_workload(workload).repeats:
+    for name in runs[0].repeats:
         pair = pairs.get(name)
         if pair is None and name not in after.unfinished:
             continue  # it is no part of the later run
         judgement, reason = _judgement(pair, after.differences.get(name, other))
         if judgement == "passed" and name in too_slow:
             judgement = "slower"
+        loss = None if pair is None or not pair.has_noise else _detectable_loss(pair, len(pairs))
+        needed = None
+        could_miss = loss is not None and loss > -slowest and name not in found
+        if judgement == "passed" and loss is not None and could_miss:
+            judgement = "undecided"
+            fewest = min(len(run.repeats[name]) for run in runs)
+            needed = None if math.isinf(loss) else math.ceil(fewest * (loss / slowest) ** 2)
+            reason = _undecided(needed, limit)
         yield Judged(
             workload=workload,
             configuration=name,
             judgement=judgement,
             reason=reason,
             ratio=None if pair is None else _ratio(pair, judgement == "slower"),
-            detectable=None if pair is None else _detectable(pair, limit, len(pairs)),
+            detectable=None if loss is None else -math.expm1(slowest - loss),
+            needed_repeats=needed,
         )
+
+
+def _undecided(needed: int | None, limit: float) -> str:
+    expected = f"a slowdown of {100 * limit:.2g} % could not have been seen"
+    if needed is None:
+        return f"{expected}: perhaps all of its repeats were disturbed; measure more repeats"
+    return f"{expected}; measure about {needed} repeats in both runs"
 
 
 def _ratio(found: Belief, is_slower: bool) -> Interval:
@@ -126,10 +154,7 @@ def _other_training(workload: str, before: RunSpeeds, after: RunSpeeds) -> str |
     return why_other_training(before.baselines[workload], after.baselines[workload])
 
 
-def _detectable(found: Belief, limit: float, family: int) -> float | None:
-    """Return the smallest slowdown that the test of one of a family finds in most cases."""
-    if not found.has_noise:
-        return None
+def _detectable_loss(found: Belief, family: int) -> float:
+    """Return how far below the limit the test of one of a family finds a speed in most cases."""
     level = _LEVEL / family
-    loss = found.detectable_loss(level * (1 - RISK_SHARE), level * RISK_SHARE)
-    return -math.expm1(math.log1p(-limit) - loss)
+    return found.detectable_loss(level * (1 - RISK_SHARE), level * RISK_SHARE)

@@ -131,11 +131,19 @@ def gate_sentences(gate: Gate, names: Mapping[str, str]) -> list[str]:
 
     names: short names of the configurations.
     """
-    failed = [each for each in gate.judged if each.judgement != "passed"]
+    failed = [each for each in gate.judged if not gate.passes(each)]
+    open_ones = [each for each in gate.judged if each.judgement == "undecided"]
     count = f"{len(gate.judged)} configuration{'' if len(gate.judged) == 1 else 's'}"
-    if not failed:
+    if failed == open_ones and failed:
+        lines = [f"Gate undecided for {len(failed)} of {count}:"]
+        lines += [f"  {names[each.configuration]}: {each.reason}" for each in failed]
+        lines.append("`--allow-undecided` lets them pass.")
+    elif not failed:
         allowed = f"more than {_percent(gate.limit)} slower than in the first run"
-        lines = [f"Gate passed: of {count}, none is {allowed} (5 %, Holm)."]
+        lines = [f"Gate passed: of {count}, none is shown to be {allowed} (5 %, Holm)."]
+        if open_ones:
+            seen = f"a slowdown of {_percent(gate.limit)} could not have been seen"
+            lines.append(f"In {len(open_ones)} of them {seen}.")
     else:
         lines = [f"Gate failed for {len(failed)} of {count}:"]
         lines += [f"  {names[each.configuration]}: {_why_not(each, gate.limit)}" for each in failed]
@@ -156,14 +164,14 @@ def _why_not(judged: Judged, limit: float) -> str:
 
 def junit_text(gate: Gate, names: Mapping[str, str]) -> str:
     """Return a JUnit file with one test case for each configuration."""
-    failed = sum(each.judgement != "passed" for each in gate.judged)
+    failed = sum(not gate.passes(each) for each in gate.judged)
     counts = {"tests": str(len(gate.judged)), "failures": str(failed)}
     suites = ET.Element("testsuites", counts)
     suite = ET.SubElement(suites, "testsuite", {"name": "paceline compare", **counts})
     for each in gate.judged:
         name = _printable(names[each.configuration])
         case = ET.SubElement(suite, "testcase", {"classname": each.workload, "name": name})
-        if each.judgement != "passed":
+        if not gate.passes(each):
             text = _printable(_why_not(each, gate.limit))
             failure = {"type": each.judgement, "message": text}
             ET.SubElement(case, "failure", failure).text = text
