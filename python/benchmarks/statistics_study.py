@@ -217,12 +217,12 @@ def measured(name: str, configurations: int, repeats: int, runs: int, seed: int)
         "situation": name,
         "configurations": configurations,
         "repeats": repeats,
-        "error_median": percent(np.median(errors)),
-        "error_95": percent(np.quantile(errors, 0.95)),
-        "covered": percent(np.mean(covered)),
-        "half_width": percent(np.median(widths)),
-        "false_separations": percent(np.mean(alarms)),
-        **{lead: percent(np.mean(shares)) for lead, shares in found.items() if shares},
+        "error_median": share(np.median(errors)),
+        "error_95": share(np.quantile(errors, 0.95)),
+        "covered": share(np.mean(covered)),
+        "half_width": share(np.median(widths)),
+        "false_separations": share(np.mean(alarms)),
+        **{lead: share(np.mean(shares)) for lead, shares in found.items() if shares},
     }
 
 
@@ -240,8 +240,8 @@ def fastest(fitted: Fit | None, level: float = 0.05) -> Fastest:
     return find_fastest(named, 5, level=level)
 
 
-def percent(value: Any) -> float:
-    return round(100 * float(value), 2)
+def share(value: Any) -> float:
+    return round(float(value), 4)
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -252,7 +252,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         main_cell = next(r for r in own if (r["configurations"], r["repeats"]) == POWER_AT)
         extremes = {
             "least_covered": min(row["covered"] for row in own),
-            "mean_covered": round(float(np.mean([row["covered"] for row in own])), 2),
+            "mean_covered": share(np.mean([row["covered"] for row in own])),
             "most_false": max(row["false_separations"] for row in own),
         }
         found.append(main_cell | extremes)
@@ -282,9 +282,9 @@ def automatic(runs: int, seed: int, most: int = 8) -> list[dict[str, Any]]:
         rows.append(
             {
                 "situation": name,
-                "lead_percent": percent(lead),
-                "separated_any": percent(np.mean(np.array(separated) > 0)),
-                "separated_all": percent(np.mean(np.array(separated) == 8)),
+                "lead": lead,
+                "separated_any": share(np.mean(np.array(separated) > 0)),
+                "separated_all": share(np.mean(np.array(separated) == 8)),
                 "mean_repeats": round(float(np.mean(used)), 2),
             }
         )

@@ -136,8 +136,8 @@ def test_a_slowdown_that_could_not_have_been_seen_is_undecided(trials: dict[str,
     assert {each.judgement for each in gate.judged} == {"undecided"}
     needed = max(each.needed_repeats or 0 for each in gate.judged)
     assert 12 <= needed <= 60
-    runs = [noisy_run(trials, random, repeats=needed + 5) for _ in range(2)]
-    assert judge(*runs, LIMIT).exit_code == ExitCode.OK
+    longer, again = (noisy_run(trials, random, repeats=needed + 5) for _ in range(2))
+    assert judge(longer, again, LIMIT).exit_code == ExitCode.OK
     sentences = gate_sentences(gate, dict.fromkeys(trials, "x"))
     assert sentences[0] == "Gate undecided for 3 of 3 configurations:"
     assert "could not have been seen; measure about" in sentences[1]
