@@ -58,11 +58,6 @@ class TrialAnalysis:
     def repeat(self) -> int:
         return self.record.trial.repeat
 
-    @property
-    def is_loaded(self) -> bool:
-        """Tell whether other work may have slowed the trial."""
-        return self.disturbance is not None and self.disturbance.is_load
-
 
 def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:
     """Analyse one finished trial; check it against `baseline` if that was not done yet."""

@@ -316,11 +316,6 @@ class Disturbance:
         """Tell whether other work may have slowed the trial."""
         return self.others_percent + self.stolen_percent > DISTURBING_PERCENT
 
-    @property
-    def is_load(self) -> bool:
-        """Tell whether other work may have slowed the trial."""
-        return max(self.others_percent, self.stolen_percent) > DISTURBING_PERCENT
-
 
 def disturbance(record: TrialRecord, hosts: Sequence[HostTrace]) -> Disturbance | None:
     """Compute the background load of one trial; None if its hosts have too few samples."""
