@@ -61,7 +61,7 @@ def test_speeds_are_about_the_means_and_speedups_their_ratios(comparison: Compar
 
 def test_intervals_have_the_confidence_and_the_widest_ratio_of_the_text(told) -> None:
     confidence = number(told["Interval"], r"contains the speed with a probability of (\d+) %") / 100
-    belief = Belief(0.0, np.zeros(COMPONENTS), np.ones(COMPONENTS))
+    belief = Belief(0.0, (none := np.zeros(COMPONENTS)), np.ones(COMPONENTS), none)
     half = stats.norm.ppf((1 + confidence) / 2)
     assert belief.estimate().high == pytest.approx(half, rel=0.01)
     widest = number(told["Interval"], r"a factor of ([\d.]+)")

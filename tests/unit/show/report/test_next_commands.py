@@ -23,7 +23,7 @@ def commands(folder, repeats, jitter, *, is_shipped=True) -> list[str]:
 
 def test_what_is_not_decided_is_repeated_first(tmp_path) -> None:
     assert commands(tmp_path, repeats=3, jitter=0.05) == [
-        "paceline run --resume 'runs/a b' --repeats 17", "paceline explain 'runs/a b'"
+        "paceline run --resume 'runs/a b' --repeats 32", "paceline explain 'runs/a b'"
     ]  # fmt: skip
 
 
