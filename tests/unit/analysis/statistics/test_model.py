@@ -140,8 +140,9 @@ def test_intervals_hold_in_simulated_situations(
 
 
 def test_disturbed_repeats_do_not_hide_a_large_difference(study: ModuleType) -> None:
+    """At least 98 %, and three standard errors of 40 runs, of which each finds all or none."""
     found = study.measured("20 % disturbed", *study.POWER_AT, 40, 1)
-    assert found["found_1.8"] >= 0.95
+    assert found["found_1.8"] >= 0.98 - 3 * math.sqrt(0.98 * 0.02 / 40)
     assert found["error_95"] <= 0.03
     assert found["found_5_percent"] >= 0.45
 
