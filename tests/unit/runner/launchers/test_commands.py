@@ -23,6 +23,7 @@ from paceline.runner.launchers.mpi.implementations import (
 )
 from paceline.runner.launchers.mpi.launcher import hostfile_slots
 from paceline.runner.launchers.spark import launcher as spark
+from paceline.runner.launchers.spark.configuration import check_conf
 from paceline.runner.launchers.torchrun import launcher as torchrun
 from paceline.runner.preflight import this_host
 
@@ -384,6 +385,16 @@ def test_mpi_of_another_kind_is_refused(preflight, monkeypatch):
     monkeypatch.setattr(mpi, "mpi_mismatch", lambda _tool: "each would think it is alone")
     with pytest.raises(EnvironmentLacks, match="alone"):
         preflight("mpi")
+
+
+@pytest.mark.parametrize("key", ["spark.excludeOnFailure.enabled", "spark.blacklist.enabled"])
+def test_exclusion_of_executors_is_refused_where_no_task_may_fail(key):
+    with pytest.raises(EnvironmentLacks, match=r"excludeOnFailure\.enabled is true"):
+        check_conf({key: "true", "spark.task.maxFailures": "1"})
+    check_conf({key: "true", "spark.task.maxFailures": "4"})
+    check_conf({key: "false", "spark.task.maxFailures": "1"})
+    both = {"spark.excludeOnFailure.enabled": "false", "spark.blacklist.enabled": "true"}
+    check_conf({**both, "spark.task.maxFailures": "1"})
 
 
 def test_dynamic_allocation_is_refused(preflight):

@@ -19,6 +19,17 @@ from paceline.runner.launchers.mpi.implementations import MPIRUN_VARIABLE
 EXECUTORS_ADVICE = (
     "give executors spark.executor.cores = ranks per node x spark.task.cpus, one executor a node"
 )
+_EXCLUDING = ("spark.excludeOnFailure.enabled", "spark.blacklist.enabled")  # the first one counts
+# What a site sets for its own jobs and no trial can have. Other settings of a site are kept.
+_NOT_OF_THE_SITE = {
+    "spark.dynamicAllocation.enabled": "false",
+    "spark.excludeOnFailure.enabled": "false",  # refused beside spark.task.maxFailures = 1
+    "spark.executor.pyspark.memory": "0",  # no limit: of the address space, where torch needs more
+    "spark.python.profile": "false",
+    "spark.speculation": "false",
+    "spark.stage.maxConsecutiveAttempts": "1",
+}
+_OF_A_TASK = re.compile(r"spark\.task\.resource\.[^.]+\.amount")
 _A_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")  # a JVM refuses two
 
 _HEARTBEATS = 4  # in the limit of a collective
@@ -49,6 +60,13 @@ def check_conf(conf: Mapping[str, str]) -> None:
         raise EnvironmentLacks(
             "spark.dynamicAllocation.enabled is true, but a barrier stage needs all its slots at "
             "once (SPARK-24942); remove it or set it to false ([spark] conf, spark-submit --conf)"
+        )
+    excludes = next((conf[name] for name in _EXCLUDING if name in conf), "false")
+    if excludes.strip().lower() == "true" and conf.get("spark.task.maxFailures") == "1":
+        raise EnvironmentLacks(
+            "spark.excludeOnFailure.enabled is true, which Spark refuses beside "
+            "spark.task.maxFailures=1; set it to false ([spark] conf, spark-submit --conf): a "
+            "failed task ends the trial, so that there is nothing to exclude"
         )
 
 
@@ -129,12 +147,11 @@ def configuration(
     """
     local = is_local(master_of(trial))
     conf = {
-        "spark.dynamicAllocation.enabled": "false",
-        "spark.stage.maxConsecutiveAttempts": "1",
-        "spark.speculation": "false",
+        **_NOT_OF_THE_SITE,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "WARN",
+        **_without_resources(trial, site or {}, local=local),
         **_java_options(trial, site or {}, archive),
         **job_defaults(trial, local=local),
     }
@@ -143,6 +160,14 @@ def configuration(
         ranks = {**rank_environment(trial), **own}
         conf |= {f"spark.executorEnv.{k}": v for k, v in ranks.items()}
     return conf
+
+
+def _without_resources(trial: Trial, site: Mapping[str, str], *, local: bool) -> dict[str, str]:
+    """Return settings with which tasks need no resources of the site's own jobs, such as a share of
+    a GPU: with a local master, which has none to give, Spark would wait for ever."""
+    if trial.device != "cpu" and not local:
+        return {}
+    return {name: "0" for name in site if _OF_A_TASK.fullmatch(name)}
 
 
 def _java_options(trial: Trial, site: Mapping[str, str], archive: str) -> dict[str, str]:

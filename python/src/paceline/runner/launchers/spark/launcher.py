@@ -96,7 +96,8 @@ def submission(trial: Trial) -> Command:
     """Return the command of spark-submit up to the job script."""
     spark = find_spark()
     argv = [str(spark.path / "bin" / "spark-submit"), "--master", master_of(trial)]
-    argv += ["--driver-memory", driver_memory(trial)]
+    # A site may have another default, but the driver here starts and ends with the trial.
+    argv += ["--deploy-mode", "client", "--driver-memory", driver_memory(trial)]
     conf = {
         **_python(),
         **configuration(trial, site_settings(spark), archive_option(find_java(), spark)),

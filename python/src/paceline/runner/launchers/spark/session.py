@@ -77,9 +77,9 @@ def _own(trial: Trial) -> Iterator[Session]:
     # Only a conf made beside a JVM has the settings of spark-submit; any other overrides them.
     SparkContext._ensure_initialized()  # noqa: SLF001
     conf = SparkConf()
-    check_conf(dict(conf.getAll()))
     for name, value in job_defaults(trial, local=is_local(conf.get("spark.master") or "")).items():
         conf.setIfMissing(name, value)
+    check_conf(dict(conf.getAll()))
     asked_s = time.monotonic() - (time.time() - launched_unix_s())
     context = _new_context(conf, trial.limits.slots_s)
     session = Session(context, context.cancelAllJobs, asked_s)
