@@ -247,6 +247,17 @@ def test_temporary_files_of_spark_are_in_the_trials_folder(started, monkeypatch)
     assert started("spark").temporary(FOLDERS) == java
 
 
+def test_a_space_in_the_temporary_folder_reaches_the_jvm_of_spark(started, monkeypatch):
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    folders = TemporaryFolders(Path("/my tmp/x"), Path("/dev/shm/x"))
+    made = started("spark").temporary(folders)
+    assert made["SPARK_SUBMIT_OPTS"] == "-Djava.io.tmpdir='/my tmp/x'"
+
+
+def test_logs_of_torchruns_agent_go_with_the_trial(started):
+    assert started("torchrun").temporary(FOLDERS)["PET_LOG_DIR"] == "/tmp/x"
+
+
 def confs(argv) -> dict[str, str]:
     given = [argv[i + 1] for i, word in enumerate(argv) if word == "--conf"]
     return dict(item.split("=", 1) for item in given)

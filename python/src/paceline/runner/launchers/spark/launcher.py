@@ -150,7 +150,9 @@ def _environment(trial: Trial) -> dict[str, str]:
 def _temporary(trial: Trial, folders: TemporaryFolders) -> dict[str, str]:
     """Return the variables for temporary files of the driver, and of tasks in its process."""
     folder = str(folders.disk)
-    java = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={folder}".lstrip()
+    # Spark splits the options at spaces, and reads quotes as a shell does.
+    own = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    java = f"{own} -Djava.io.tmpdir={shlex.quote(folder)}".lstrip()
     variables = {"SPARK_SUBMIT_OPTS": java}
     is_own = "SPARK_LOCAL_DIRS" in os.environ
     if not is_own and "spark.local.dir" not in trial.options_as(SparkOptions).conf:
