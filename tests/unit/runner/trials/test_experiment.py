@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -331,9 +332,8 @@ def measured(made_up: MadeUp, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
         made_up.ran.append(trial.id)
         seconds = made_up.speeds[trial.local_strategy]
-        noise = (
-            made_up.noise * (-1) ** trial.repeat * (1 if trial.local_strategy == "threads" else -1)
-        )
+        draws = random.Random(f"{trial.local_strategy} {trial.repeat}")
+        noise = made_up.noise * draws.uniform(-1.0, 1.0)
         way = dataclasses.replace(fabricate.SEQUENTIAL, forward_s=seconds * (1 + noise))
         fabricate.make_trial(files, trial, way, fabricate.Case(), launched=1e9)
         return outcome(trial.id, ExitCode.OK)
