@@ -176,7 +176,7 @@ def test_rank_that_is_killed_under_mpirun_is_named_and_not_its_peer(
         name = running.lab.hosts[1].name
         assert (outcome["status"], outcome["failed_rank"]) == ("failed", 1), outcome["message"]
         words = (
-            r"was killed by SIGKILL \(signal 9\)"
+            r"was killed (by SIGKILL \(signal 9\)|or crashed)"  # mpirun may not pass it on
             if lost == "rank"
             else "wrote no error; .* was lost"
         )

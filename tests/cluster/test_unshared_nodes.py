@@ -221,7 +221,7 @@ def test_nothing_is_left_on_the_node_or_at_the_place(site: Site, good: Path) -> 
     [
         ("gloo", "error", "failed: ValueError: planted on this host"),
         ("gloo", "killed", r"was killed by SIGKILL \(signal 9\)"),
-        ("mpi", "killed", r"was killed by SIGKILL \(signal 9\)"),
+        ("mpi", "killed", r"was killed (by SIGKILL \(signal 9\)|or crashed)"),
     ],
 )
 def test_failure_of_a_rank_on_the_node_is_explained(

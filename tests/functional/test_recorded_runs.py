@@ -245,7 +245,9 @@ def test_python_reads_the_same_as_the_command_line(recorded: Recorded) -> None:
     run = api.load(recorded.path)
     assert run.rows() == recorded.rows
     assert run.verdict.sentence == recorded.document["verdict"]["sentence"]
-    assert run.to_polars()["configuration"].to_list() == [row["configuration"] for row in recorded.rows]
+    assert run.to_polars()["configuration"].to_list() == [
+        row["configuration"] for row in recorded.rows
+    ]
     assert run.trace().height == recorded.expected["tables"].get("host_trace", 0)
 
 

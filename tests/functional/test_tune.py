@@ -134,7 +134,7 @@ def test_run_goes_on_from_a_search_with_the_best_strategy(searched, tmp_path):
     cli, _, found, _ = searched
     run_dir = tmp_path / "run"
     shutil.copytree(found, run_dir / "tune")
-    result = cli.main("run", "--resume", run_dir)
+    result = cli.main("run", "--resume", run_dir, "--trust-run")  # it was moved
     assert result.returncode == 0, result.stderr
     rows = json.loads((run_dir / "comparison.json").read_text())["rows"]
     assert {row["launcher"] for row in rows} == {"local", "mpi"}

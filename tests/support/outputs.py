@@ -70,13 +70,14 @@ def _up_to(output: str, last: str | None) -> str:
 
 
 def without_places(output: str, folder: Path) -> str:
-    """Return the output with other names for this machine and its folders."""
+    """Return the output with other names for this machine and its folders, without its load."""
     libraries = sysconfig.get_path("purelib")
     places = {f"{folder}/": "", libraries: "site-packages", f"{ROOT}/python/src": "site-packages"}
     for place, name in places.items():
         output = output.replace(place, name)
     output = re.sub(rf"\b{re.escape(host_name())}\b", "node1", output)
-    return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
+    lines = (line.rstrip() for line in output.splitlines() if not line.startswith("load: "))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def form(output: str) -> list[str]:

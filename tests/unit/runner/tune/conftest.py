@@ -54,7 +54,9 @@ class FakeMeasurer:
         if speed is None:
             return MeasuredRate(samples_per_s=None, failure="it was made to fail")
         wave = np.array([1.0, 1 + self.jitter, 1 - self.jitter, 1.0, 1 + self.jitter])
-        drift = 1 + self.jitter * (-1) ** (trial.repeat + zlib.crc32(trial.configuration.encode()))
+        # Drawn, not alternating: repeats that are equal would look as if they had no noise.
+        draw = zlib.crc32(f"{trial.configuration} {trial.repeat}".encode()) / 2**31 - 1
+        drift = 1 + self.jitter * draw
         return MeasuredRate(samples_per_s=repeat_rate(speed * drift * wave, np.ones(len(wave))))
 
 

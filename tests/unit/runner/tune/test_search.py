@@ -38,7 +38,7 @@ def test_fastest_candidate_is_found_and_beats_the_default(make_space, measurer):
     finding = found(space, measurer(speeds_of(space, wanted)))
     assert finding.fastest == wanted
     assert finding.chosen == wanted
-    assert finding.ratio.estimate == pytest.approx(50 / 30, rel=1e-6)
+    assert finding.ratio.estimate == pytest.approx(50 / 30, rel=1e-3)
     assert finding.is_faster
     assert finding.candidates == 16
 
@@ -93,7 +93,8 @@ def test_time_that_is_spent_ends_the_search_with_what_is_known(make_space, measu
     speeds = speeds_of(space, space.candidates[9])
     late = found(space, measurer(speeds, trials_left=20))  # the first rung has 16 trials
     assert late.cut_short
-    assert late.chosen == space.candidates[9]
+    assert late.fastest == space.candidates[9]
+    assert late.chosen == space.default  # two repeats may both have been disturbed
     early = found(space, measurer(speeds, trials_left=3))
     assert early.cut_short
     assert early.chosen is None

@@ -81,7 +81,7 @@ class Belief:
         parts = (part[order] for part in (self.centres, self.variances, self.seen))
         return Belief(self.value, *parts)
 
-    def widened(self, shared: Shared) -> Belief:
+    def widened(self, shared: SharedSpread) -> Belief:
         return replace(self, variances=self.variances + shared.draws())
 
     @property
@@ -142,20 +142,20 @@ def unknown(value: float) -> Belief:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class SharedSpread:
     """The variance of what all configurations share, of one repeat or of means over repeats."""
 
     variance: float
     degrees: float
 
-    def over(self, repeats: int) -> Shared:
+    def over(self, repeats: int) -> SharedSpread:
         return replace(self, variance=self.variance / repeats)
 
-    def __add__(self, other: Shared) -> Shared:
+    def __add__(self, other: SharedSpread) -> SharedSpread:
         """Return that of the difference of two runs (F. E. Satterthwaite, 1946)."""
         total = self.variance + other.variance
         parts = self.variance**2 / self.degrees + other.variance**2 / other.degrees
-        return Shared(variance=total, degrees=total**2 / parts)
+        return SharedSpread(variance=total, degrees=total**2 / parts)
 
     def draws(self) -> Floats:
         """Return equally probable variances."""
@@ -169,7 +169,7 @@ class Fit:
     """The repeats of one run, by configuration."""
 
     speeds: tuple[Belief | None, ...]  # without what all share in a repeat; None without repeats
-    shared: Shared
+    shared: SharedSpread
     disturbed: Floats  # probability of each repeat; NaN where it is missing
     two_speeds: Floats  # probability of each configuration
 
@@ -417,8 +417,8 @@ def _without_shared(log_speeds: Floats, known: NDArray[np.bool_]) -> tuple[Float
     return without, np.sqrt(used) * (raw - raw.mean()), left
 
 
-def _shared(effects: Floats) -> Shared:
+def _shared(effects: Floats) -> SharedSpread:
     """Return that of one repeat. Few tell it badly, so the usual noise counts as half a repeat."""
     degrees = len(effects) - 0.5
     squares = float(effects @ effects) + _USUAL_CENTRE**2 / 2
-    return Shared(variance=squares / degrees, degrees=degrees)
+    return SharedSpread(variance=squares / degrees, degrees=degrees)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceline.analysis.statistics.fastest import TIE_MARGIN, Fastest, Standing, find_fastest
 from paceline.analysis.statistics.intervals import CONFIDENCE, Estimate, Interval
-from paceline.analysis.statistics.model import Belief, Fit, Shared, fit, unknown
+from paceline.analysis.statistics.model import Belief, Fit, SharedSpread, fit, unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class RunRates:
 
     def log_rate(self, name: str) -> Belief | None:
         """Return the logarithm of a rate with the spread of whole runs; None without repeats."""
-        found, shared = self._relative(name), self._shared(name)
+        found, shared = self.relative(name), self.shared(name)
         return found if found is None or shared is None else found.widened(shared)
 
     def rate(self, name: str) -> Interval | None:
@@ -70,7 +70,7 @@ class RunRates:
 
     def log_ratio(self, first: str, second: str) -> Estimate | None:
         """Return the logarithm of first / second; None if no repeats connect them."""
-        ours, theirs = self._relative(first), self._relative(second)
+        ours, theirs = self.relative(first), self.relative(second)
         if ours is None or theirs is None or not self._are_connected(first, second):
             return None
         return (ours - theirs).estimate()
@@ -85,8 +85,8 @@ class RunRates:
 
         Repeats of two runs have nothing in common, so both have the spread of whole runs.
         """
-        ours, theirs = self._relative(name), before._relative(name)
-        shared = self._shared(name), before._shared(name)
+        ours, theirs = self.relative(name), before.relative(name)
+        shared = self.shared(name), before.shared(name)
         if ours is None or theirs is None:
             return None
         ratio = ours.of_another_run() - theirs
@@ -125,7 +125,7 @@ class RunRates:
         level: family-wise error. margin: of a tie, as a share of the speed.
         """
         chosen = self.repeats if names is None else names
-        speeds = {n: speed for n in chosen if (speed := self._relative(n)) is not None}
+        speeds = {n: speed for n in chosen if (speed := self.relative(n)) is not None}
         if not speeds:
             return Fastest()
         leader = max(speeds, key=lambda name: speeds[name].value)
@@ -162,7 +162,7 @@ class RunRates:
             dtype=bool,
         ).reshape(self._table.shape)
 
-    def _relative(self, name: str) -> Belief | None:
+    def relative(self, name: str) -> Belief | None:
         """Return the logarithm of a rate without what all share in a repeat."""
         found = self.repeats.get(name)
         if not found:
@@ -171,7 +171,7 @@ class RunRates:
             return unknown(float(np.mean([rate.log_rate for rate in found.values()])))
         return self._fit.speeds[self._index[name]]
 
-    def _shared(self, name: str) -> Shared | None:
+    def shared(self, name: str) -> SharedSpread | None:
         """Return what all share in a repeat, as a part of a mean; None if it is unknown."""
         repeats = self.repeats.get(name)
         return self._fit.shared.over(len(repeats)) if self._fit and repeats else None
