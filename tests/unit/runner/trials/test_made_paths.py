@@ -9,7 +9,7 @@ import pytest
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import TouchedFilesRow
-from paceline.runner.trials.made_paths import set_aside
+from paceline.runner.trials.made_paths import move_made_paths
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def aside(tmp_path, work, *ranks, resume=None):
         )
         write_json(own.touched_files, row)
     script = SimpleNamespace(directory=str(work), resume=resume)
-    set_aside(SimpleNamespace(training=SimpleNamespace(script=script)), files)
+    move_made_paths(SimpleNamespace(training=SimpleNamespace(script=script)), files)
     return sorted(str(p.relative_to(files.made)) for p in files.made.rglob("*") if p.is_file())
 
 

@@ -17,7 +17,7 @@ from paceline.measure.records.rows import TouchedFilesRow
 from paceline.plan.trials.trial import Trial
 
 
-def set_aside(trial: Trial, files: TrialFiles) -> None:
+def move_made_paths(trial: Trial, files: TrialFiles) -> None:
     """Move the files and folders that the ranks have made to `files.made`.
 
     A folder in which a rank has read before its first step stays: such data are prepared once. So

@@ -33,7 +33,7 @@ from paceline.runner.launchers.supervise import (
 )
 from paceline.runner.trials.copies import collect, collect_after_signal, published
 from paceline.runner.trials.failure_injection import failing
-from paceline.runner.trials.made_paths import set_aside
+from paceline.runner.trials.made_paths import move_made_paths
 from paceline.runner.trials.planning import Progress
 
 
@@ -60,7 +60,7 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
             keep_log(files)
     outcome = dataclasses.replace(outcome, launched_unix_s=launched_unix_s)
     write_json(files.outcome, outcome)
-    set_aside(trial, files)
+    move_made_paths(trial, files)
     if outcome.status == "ok":
         _after_good_end(trial, files)
     return outcome
