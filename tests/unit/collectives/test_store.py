@@ -57,6 +57,22 @@ def test_barrier_names_the_ranks_that_did_not_come():
         store_barrier(store, "start", 0, range(3), 0.1)
 
 
+def test_barrier_calls_a_function_while_ranks_are_absent():
+    store = dist.HashStore()
+    store_barrier(store, "end", 0, range(2), 5.0, lambda: store.set("end/1", "here"))
+
+    def refuse():
+        raise ValueError("rank 1 will never come")
+
+    with pytest.raises(ValueError, match="never come"):
+        store_barrier(store, "late", 0, range(2), 5.0, refuse)
+
+
+def test_barrier_with_a_function_says_its_whole_limit():
+    with pytest.raises(TimedOut, match=r"waited 0\.1 s for ranks \[1\] at 'end'"):
+        store_barrier(dist.HashStore(), "end", 0, range(2), 0.1, lambda: None)
+
+
 def test_missing_interface_is_answered_with_those_there_are(make_trial, context_of, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # so that it is restored: the transport sets it
     trial = make_trial(ranks=2).model_copy(update={"interface": "eth77"})

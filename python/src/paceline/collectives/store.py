@@ -39,6 +39,7 @@ from paceline.collectives.torch_internals import Store, TCPStore
 
 # Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)
+_LOOK_S = 0.5
 _WORD_BYTES = 8
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.5e-3, 20e-3
 _Result = TypeVar("_Result")
@@ -129,13 +130,26 @@ def _beside_signals(call: Callable[[], _Result]) -> _Result:
     return result.result()
 
 
-def store_barrier(store: Store, name: str, rank: int, ranks: Sequence[int], limit_s: float) -> None:
+def store_barrier(
+    store: Store,
+    name: str,
+    rank: int,
+    ranks: Sequence[int],
+    limit_s: float,
+    meanwhile: Callable[[], None] | None = None,
+) -> None:
     """Wait for all `ranks`, under a name that is used once. Raises TimedOut naming the absent
-    ranks."""
+    ranks.
+
+    meanwhile: called twice a second while ranks are absent; what it raises ends the wait.
+    """
     store.set(f"{name}/{rank}", "here")
     keys = [f"{name}/{peer}" for peer in ranks]
     try:
-        wait_for(store, keys, limit_s, name)
+        if meanwhile is None:
+            wait_for(store, keys, limit_s, name)
+        else:
+            _poll_for(store, keys, limit_s, name, meanwhile)
     except TimedOut as error:
         with limited(f"rank {rank}: rank 0's store, asked which ranks are absent,", limit_s):
             absent = [peer for peer, key in zip(ranks, keys, strict=True) if not store.check([key])]
@@ -143,6 +157,19 @@ def store_barrier(store: Store, name: str, rank: int, ranks: Sequence[int], limi
             f"rank {rank} waited {limit_s:g} s for ranks {absent} at {name!r}; look at the logs of "
             "those ranks, or raise limits"
         ) from error
+
+
+def _poll_for(
+    store: Store, keys: Sequence[str], limit_s: float, what: str, meanwhile: Callable[[], None]
+) -> None:
+    """Do the same as `wait_for`, and call `meanwhile` between looks at the store."""
+    deadline = time.monotonic() + limit_s
+    with limited(what, limit_s):
+        while not store.check(list(keys)):
+            meanwhile()
+            if time.monotonic() > deadline:
+                raise TimedOut(f"{what} did not answer within {limit_s:g} s")
+            time.sleep(_LOOK_S)
 
 
 def fresh_name(store: Store, rank: int, ranks: int, limit_s: float) -> str:

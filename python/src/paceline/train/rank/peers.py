@@ -35,7 +35,6 @@ from paceline.train.training.resources import RankCores, check_node
 from paceline.train.transports import Transport, create_transport
 
 _ROUNDS = 8  # of questions about the clock
-_POLL_S = 0.5
 
 
 class Peers:
@@ -181,7 +180,8 @@ class Peers:
                 last.callback(liveness.close)
             try:
                 if not failed:
-                    self._wait_until_trained(store, ranks)
+                    rank, limit_s = self._context.rank, self._limits.collective_s
+                    store_barrier(store, "trained", rank, ranks, limit_s, self.while_leaving)
             except PacelineError:
                 failed = True
                 raise
@@ -193,20 +193,6 @@ class Peers:
                 if self._context.is_first:
                     keys = [f"left/{rank}" for rank in ranks]
                     wait_for(store, keys, self._limits.rendezvous_s, "rank 0: all ranks to leave")
-
-    def _wait_until_trained(self, store: TCPStore, ranks: Sequence[int]) -> None:
-        """Wait for the end of all ranks' training; see `while_leaving`."""
-        rank, limit_s = self._context.rank, self._limits.collective_s
-        if self.while_leaving is not None:
-            store.set(f"trained/{rank}", "here")
-            keys = [f"trained/{each}" for each in ranks]
-            stop_s = time.monotonic() + limit_s
-            with limited(f"rank {rank}: rank 0's store", limit_s):
-                while not store.check(keys) and time.monotonic() < stop_s:
-                    self.while_leaving()
-                    time.sleep(_POLL_S)
-            limit_s = _POLL_S
-        store_barrier(store, "trained", rank, ranks, limit_s)
 
 
 def join_peers(context: RankContext, trial: Trial, *, open_transport: bool = True) -> Peers:
