@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 BACKEND = "paceline"
+DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
 
 
 def register() -> None:
@@ -28,7 +29,7 @@ def register() -> None:
 
     if dist.is_available() and not hasattr(dist.Backend, BACKEND.upper()):
         create = _create_group
-        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=list(DEVICES))
 
 
 def _create_group(given: Any, options: Any) -> Any:

@@ -9,10 +9,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import secrets
 
 from paceline.collectives.errors import EnvironmentLacks
 
 SECRET_VARIABLE = "PACELINE_STORE_SECRET"  # noqa: S105  (a name)
+_SECRET_BYTES = 32
+
+
+def new_secret() -> str:
+    """Return a secret for the ranks of one trial."""
+    return secrets.token_hex(_SECRET_BYTES)
 
 
 def use_secret(secret: str) -> None:
@@ -21,7 +28,7 @@ def use_secret(secret: str) -> None:
 
 
 def signed(key: str, text: str) -> str:
-    """Return the text as it is stored under the key."""
+    """Return what a rank stores under the key in place of the text."""
     secret = os.environ.get(SECRET_VARIABLE, "")
     return f"{_signature(secret, key, text)} {text}" if secret else text
 

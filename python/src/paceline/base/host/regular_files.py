@@ -26,8 +26,10 @@ def regular_bytes(path: Path) -> bytes:
 
 
 def irregular_file(folder: Path, unread: str) -> Path | None:
-    """Return a pipe, a device or a socket below a folder, also as target of a link; None if there
-    is none. unread: name of folders whose files are not read."""
+    """Return a pipe, a device or a socket below a folder, or a link to one; None without any.
+
+    unread: name of folders whose files are not read.
+    """
     for place, folders, names in os.walk(folder):
         if unread in folders:
             folders.remove(unread)

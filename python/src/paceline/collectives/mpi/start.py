@@ -8,7 +8,6 @@ docs/reference/back-ends.md describes the features of the backend.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import sys
 from types import TracebackType
@@ -20,7 +19,7 @@ from paceline.collectives.errors import EnvironmentLacks, TimedOut
 from paceline.collectives.host import LOOPBACK, address_towards, host_name, interface_address
 from paceline.collectives.mpi.backend import Options
 from paceline.collectives.mpi.point_to_point import World, poll_until
-from paceline.collectives.signatures import use_secret
+from paceline.collectives.signatures import new_secret, use_secret
 from paceline.collectives.torch_internals import TCPStore
 
 __all__ = ["Options"]
@@ -29,7 +28,6 @@ INTERFACE_VARIABLE = "PACELINE_INTERFACE"
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _IMPORT_LIMIT_S = 120.0  # from the first rank's import to the last one's
 _BACKLOG = 1024
-_SECRET_BYTES = 32
 
 _served: list[TCPStore] = []  # keeps rank 0's store alive until the process ends
 
@@ -96,7 +94,7 @@ def _serve(hosts: list[str]) -> tuple[str, int, str] | str:
         master_listen_fd=listener.detach(),
     )  # fmt: skip
     _served.append(store)
-    return host, port, secrets.token_hex(_SECRET_BYTES)
+    return host, port, new_secret()
 
 
 def _own_address(hosts: list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 import time
 from collections.abc import Iterable
@@ -11,13 +10,13 @@ from pathlib import Path
 
 from paceline.base.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.collectives.host import LOOPBACK, listening_socket
+from paceline.collectives.signatures import new_secret
 from paceline.measure.records.files import read_json, write_json
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.job import Job
 
 _POLL_S = 0.02
-_SECRET_BYTES = 32
 
 
 def listen_on(interface: str) -> StoreAddress:
@@ -27,8 +26,8 @@ def listen_on(interface: str) -> StoreAddress:
     """
     with listening_socket(interface) as listener:
         host, port = listener.getsockname()
-        secret = secrets.token_hex(_SECRET_BYTES)
-        return StoreAddress(host=host, port=port, secret=secret, listen_fd=listener.detach())
+        descriptor = listener.detach()
+        return StoreAddress(host=host, port=port, secret=new_secret(), listen_fd=descriptor)
 
 
 def close_listener(address: StoreAddress) -> None:
