@@ -97,15 +97,13 @@ def _share(
     return option, int(number)
 
 
-def _accepted(
-    _context: click.Context, _parameter: click.Parameter, value: str | None
-) -> tuple[str, ...]:
-    """Return names of findings that are accepted."""
-    names = tuple(filter(None, (value or "").split(",")))
+def _check_accepted(names: Sequence[str]) -> None:
+    """Raise click.BadParameter for a name of no finding that can be accepted."""
     unknown = [name for name in names if name not in ACCEPTABLE]
     if unknown:
-        raise click.BadParameter(f"{', '.join(unknown)}: expected {', '.join(ACCEPTABLE)}")
-    return names
+        raise click.BadParameter(
+            f"{', '.join(unknown)}: expected {', '.join(ACCEPTABLE)}", param_hint="--accept"
+        )
 
 
 @click.command("verify", cls=ExperimentCommand)
@@ -158,12 +156,7 @@ def _accepted(
     type=count,
     help="Compare with the script on N ranks instead of one process.",
 )
-@click.option(
-    "--accept",
-    metavar="NAME,…",
-    callback=_accepted,
-    help="Findings that are meant, as the verdict names them.",
-)
+@list_option("--accept", "NAME,…", "Findings that are meant, as the verdict names them.")
 @click.option(
     "--resume-with",
     metavar="WORDS",
@@ -228,6 +221,7 @@ def command(
     """
     if not is_script(spec, module):
         raise click.UsageError(f"{spec}: expected a script (FILE.py, or -m MODULE)")
+    _check_accepted(accept)
     first_steps, last_steps = steps
     options = ScriptOptions(
         launcher=launcher,
