@@ -19,11 +19,10 @@ from paceline.analysis.equivalence.sample_log import some
 from paceline.analysis.equivalence.tolerances import LEAST_MISTAKE, ROOM, tolerance
 from paceline.analysis.equivalence.trained_rows import samples_fault, words_of
 from paceline.measure.records.observed import ComparedTensor, ModuleCall, Observed, Update
+from paceline.measure.records.phases import NOISE_SHARE, ROUNDING_ONLY
 
-_NOISE = 2.0**-13  # share of the norm of all tensors below which one tensor is noise
 _SAME_FACTOR = 0.02  # spread of the factors of tensors that were all multiplied by one number
 _EQUAL_START = 1e-6
-_ROUNDING_ONLY = 0.1  # relative change of a gradient by roundings, from which it is one
 _NORMALISES = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
 
 
@@ -184,7 +183,7 @@ class _Judgement:
         for each in every:
             if each.name in noise:
                 continue
-            scale = each.l2 + _NOISE * whole
+            scale = each.l2 + NOISE_SHARE * whole
             if not scale:
                 scale = 1.0
             measured = changes.get(each.name)
@@ -397,7 +396,7 @@ def _noise(rounded: Update) -> set[str]:
 
     An optimiser as Adam, which divides by the gradient's size, moves them by any amount.
     """
-    return {e.name for e in rounded.gradient if e.difference_l2 > _ROUNDING_ONLY * e.l2}
+    return {e.name for e in rounded.gradient if e.difference_l2 > ROUNDING_ONLY * e.l2}
 
 
 def _by_name(tensors: Iterable[ComparedTensor]) -> dict[str, ComparedTensor]:

@@ -65,6 +65,11 @@ OTHER_SPANS = ("rendezvous", "model_build", "restore", "evaluation", "bookkeepin
 # that many. Over more than `LONG_STEPS` steps rounding alone may move weights apart, so long
 # trainings replay a few steps from states of the baseline: of its middle and its end.
 
+# A gradient is nothing but roundings if they change it by so large a share of itself.
+ROUNDING_ONLY = 0.1
+# Share of the norm of all tensors below which the gradient of one tensor is noise.
+NOISE_SHARE = 2.0**-13
+
 # Unit roundoff of each arithmetic (IEEE 754), see `Training.arithmetic`; of bf16 the average one.
 ROUNDOFF = {
     "fp32": 2.0**-24,

@@ -27,6 +27,8 @@ from paceline.measure.records.phases import (
     FINAL,
     GRADIENT,
     LONG_STEPS,
+    NOISE_SHARE,
+    ROUNDING_ONLY,
     ROUNDOFF,
 )
 from paceline.plan.trials.trial import RankContext, Trial
@@ -50,9 +52,7 @@ if TYPE_CHECKING:
 # Relative change of the inputs, in units of roundoff. Roundings within the model add up to about as
 # much, so that units switch in most batches in which another order of sums may switch one.
 _CHANGE_U = 16
-_NOISE = 2.0**-13  # share of the whole norm below which the gradient of a tensor is noise
-# A gradient is only rounding if it changes by so much, and is below this share of the whole one.
-_ROUNDING_ONLY, _SMALL = 0.1, 2.0**-10
+_SMALL = 2.0**-10  # share of the whole gradient below which one may be only rounding
 _MOVED = 2.0**-4  # change of a buffer that follows a weight which roundings alone move
 _DIVERGED = 1.0  # change of a training that diverges by roundings; its weights prove nothing
 _TIME_SHARE = 0.4  # of limits.trial_s, after which the baseline repeats only the first step
@@ -147,7 +147,7 @@ class Changes:
 
     def relative(self, name: str) -> float:
         """Return the change of a tensor; one that hardly moves is compared with all of them."""
-        return self.differences[name] / (self.distances[name] + _NOISE * self.whole)
+        return self.differences[name] / (self.distances[name] + NOISE_SHARE * self.whole)
 
     def largest(self, without: Collection[str] = ()) -> float:
         """Return the largest relative change."""
@@ -160,7 +160,7 @@ class Changes:
         return {
             name
             for name, difference in self.differences.items()
-            if difference > _ROUNDING_ONLY * self.distances[name]
+            if difference > ROUNDING_ONLY * self.distances[name]
             and self.distances[name] < _SMALL * self.whole
         }
 
