@@ -185,7 +185,7 @@ def _act(episode: Episode, group: Any, rank: int, ranks: int) -> Iterator[Outcom
 
 
 def take_part(words: Sequence[str]) -> None:
-    """As one rank: write the outcomes of all episodes."""
+    """Write the outcomes of all episodes, in the process of one rank."""
     folder, (seed, first, last) = Path(words[1]), map(int, words[2:5])
     torch.set_num_threads(1)
     limit = timedelta(seconds=_START_S)

@@ -22,7 +22,7 @@ def test_hosts_are_killed_in_a_lab_only(make_trial):
 def test_ranks_without_an_address_to_meet_at_are_refused_before_they_start(
     make_trial, tmp_path, monkeypatch
 ):
-    """As on a host with IPv6 only, or whose `lo` is down."""
+    """The host has IPv6 only, or its `lo` is down."""
     monkeypatch.setattr(host, "_ask_interface", lambda _name, _request: None)
     check_trial(make_trial(dataset=str(tmp_path)))
     trial = make_trial(ranks=2, dataset=str(tmp_path))

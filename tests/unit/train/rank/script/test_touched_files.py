@@ -1,4 +1,4 @@
-"""What a script makes is recorded; one that continues from an earlier trial is refused."""
+"""Paths that a script makes are recorded; a script that continues an earlier trial is refused."""
 
 from __future__ import annotations
 
