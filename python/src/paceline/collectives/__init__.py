@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 BACKEND = "paceline"
-DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
+_DEVICES = ["cpu", "cuda"]  # gloo_group.DEVICES, which may not be loaded here
 
 
 def register() -> None:
@@ -29,7 +29,7 @@ def register() -> None:
 
     if dist.is_available() and not hasattr(dist.Backend, BACKEND.upper()):
         create = _create_group
-        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=list(DEVICES))
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=_DEVICES)
 
 
 def _create_group(given: Any, options: Any) -> Any:

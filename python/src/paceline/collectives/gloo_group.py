@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.collectives import DEVICES
 from paceline.collectives.errors import UsageError
 from paceline.collectives.recorder import Operation, begin_operation, is_recording, payload_bytes
 from paceline.collectives.torch_internals import (
@@ -36,6 +35,7 @@ from paceline.collectives.torch_internals import (
 )
 
 BACKEND = "recorded-gloo"
+DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
 
 _RELEASE_S = 0.1  # they need microseconds, and the GIL
 
