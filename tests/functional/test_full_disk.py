@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from tests.functional.cli_runs import SMALL, THREADS, Cli, slowed
 from tests.functional.long_runs import LONG, STARTED_WITHIN_S, alive
 from tests.support.commands import start_command
-from tests.support.waiting import wait_for
+from tests.support.waiting import pid_after_steps, wait_for
 
 pytestmark = [pytest.mark.functional, pytest.mark.needs("tmpfs"), pytest.mark.timeout(300)]
 
@@ -78,17 +80,26 @@ class SmallDisk:
     def _kept(self) -> list[int]:
         return [] if self.namespace is None else [self.namespace]
 
-    def wait_for_training(self, configuration: str, *, attempts: int) -> None:
-        """Wait until a rank has taken a step, after so many attempts that have been set aside."""
+    @contextmanager
+    def frozen_in_training(self, configuration: str, *, attempts: int) -> Iterator[None]:
+        """Freeze a rank that has taken a step, so that it cannot end before the fault.
+
+        attempts: how many have been set aside before.
+        """
         assert self.process is not None
         seen = Path(f"/proc/{self.process.pid}/root{self.run_dir}")
-        steps = f"trials/tiny.{configuration}.*/ranks/0/steps.jsonl"
 
-        def trains() -> bool:
+        def trains() -> int | None:
             is_new = len(list(seen.glob("attempts/*"))) == attempts
-            return is_new and any(path.stat().st_size for path in seen.glob(steps))
+            ranks = seen.glob(f"trials/tiny.{configuration}.*/ranks/0")
+            return next(filter(None, map(pid_after_steps, ranks)), None) if is_new else None
 
-        wait_for(trains, STARTED_WITHIN_S, f"{configuration} training")
+        pid = wait_for(trains, STARTED_WITHIN_S, f"{configuration} training", self.process)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def end(self, limit_s: float = ENDS_WITHIN_S) -> tuple[int, str]:
         """Wait for the end; return the exit code and all output."""
@@ -137,21 +148,21 @@ def test_disk_that_is_full_or_lost_while_a_rank_trains_loses_no_finished_trial(d
     """Then neither steps nor the sample log, the status or the outcome can be written."""
     run = disk(TWO_TRIALS, "24m")
     run.start()
-    run.wait_for_training(SECOND, attempts=0)
-    run.keep()
-    before = run.first_outcome()
-    assert json.loads(before)["status"] == "ok"
     fill = run.folder / "fill"
-    run.inside("sh", "-c", f"cat /dev/zero > {fill} 2> /dev/null || true")
+    with run.frozen_in_training(SECOND, attempts=0):
+        run.keep()
+        before = run.first_outcome()
+        assert json.loads(before)["status"] == "ok"
+        run.inside("sh", "-c", f"cat /dev/zero > {fill} 2> /dev/null || true")
     run.assert_reported("No space left on device", REPORTED_WITHIN_S)
     assert run.first_outcome() == before
 
     run.inside("rm", fill)
     run.start()
-    run.wait_for_training(SECOND, attempts=1)
-    # As a network file system whose server has gone: the folder is empty and read-only. The rank
-    # can write to its open files until it has ended.
-    run.inside("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", run.run_dir)
+    with run.frozen_in_training(SECOND, attempts=1):
+        # As a network file system whose server has gone: the folder is empty and read-only. The
+        # rank can write to its open files until it has ended.
+        run.inside("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", run.run_dir)
     run.assert_reported("Read-only file system", STARTED_WITHIN_S)
     run.inside("umount", run.run_dir)
     assert run.first_outcome() == before
