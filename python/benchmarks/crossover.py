@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common import documented_parser, write_results
-from paceline.plan.costs.factor_cost import LinearShape
-from paceline.plan.costs.link_cost import all_gather, all_reduce
+from paceline.plan.costs import LinearShape, all_gather, all_reduce
 from simulation import contended_cost, why_not
 from simulation_job import ALL_GATHER, Topology
 

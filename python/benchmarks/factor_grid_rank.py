@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 import paceline.mpi
-from paceline.plan.costs.factor_cost import LinearShape, all_reduce_cost, factor_cost
+from paceline.plan.costs import LinearShape, all_reduce_cost, factor_cost
 from paceline.train.strategies.reduction.factor_choice import measure
 from paceline.train.strategies.reduction.factor_exchange import FactorExchange, open_group
-from paceline.train.training.linear import weight_gradient
+from paceline.train.training.tensors import weight_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable

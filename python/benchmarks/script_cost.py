@@ -30,8 +30,8 @@ from paceline.plan.spec import load_spec
 from paceline.plan.trials.planning import plan_trials
 from paceline.runner.job.context import rank_context
 from paceline.runner.launchers.base import launcher_for
-from paceline.train.rank.operations import writing_to
 from paceline.train.rank.script.recorder import TrainingRecorder
+from paceline.train.rank.spans import writing_to
 from training_ways import (
     BATCH,
     RANKS,

@@ -7,13 +7,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from paceline.collectives.message_schedules import ALGORITHMS, all_gather_ring, ring
-from paceline.plan.costs.link_cost import all_gather, all_reduce
+from paceline.plan.costs import all_gather, all_reduce
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.collectives.message_schedules import Schedule
-    from paceline.plan.costs.link_cost import CollectiveCost
+    from paceline.plan.costs import CollectiveCost
 
 ALL_GATHER = "allgather"
 SCHEDULES: Final[Mapping[str, Schedule]] = MappingProxyType(

@@ -17,8 +17,14 @@ from tests.support.commands import run_command
 from torch import nn
 
 from paceline.collectives.message_schedules import ALGORITHMS, MESSAGE_BYTES, chunk_length, chunks
-from paceline.plan.costs.factor_cost import LinearShape, all_reduce_cost, factor_cost
-from paceline.plan.costs.link_cost import all_gather_bytes, all_reduce, all_reduce_bytes
+from paceline.plan.costs import (
+    LinearShape,
+    all_gather_bytes,
+    all_reduce,
+    all_reduce_bytes,
+    all_reduce_cost,
+    factor_cost,
+)
 from paceline.runner.lab import INTERFACE, LabSettings
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]

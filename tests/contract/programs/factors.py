@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 from strategies import Case, train
 
-from paceline.train.rank.operations import recording
 from paceline.train.rank.peers import join_peers
+from paceline.train.rank.spans import recording
 
 TASKS = Path(__file__).with_name("factor_tasks.py")
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
 from paceline.base.errors import PacelineError
-from paceline.plan.costs.factor_cost import LinearShape
+from paceline.plan.costs import LinearShape
 from paceline.train.rank.peers import join_peers
 from paceline.train.strategies.reduction.factor_exchange import FactorExchange, open_group
 

@@ -30,7 +30,7 @@ import torch.distributed._functional_collectives as functional
 import paceline.mpi
 from paceline.base.errors import CallsDiffer, TimedOut
 from paceline.collectives import buffers
-from paceline.train.rank.operations import recording
+from paceline.train.rank.spans import recording
 
 TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,

@@ -16,9 +16,8 @@ from click.testing import CliRunner
 from paceline.base.errors import DataError, ExitCode
 from paceline.cli import doctor, main
 from paceline.cli.app import app
-from paceline.cli.console import plain_console
 from paceline.cli.doctor import MachineFinding
-from paceline.cli.signals import signals_raise
+from paceline.cli.streams import plain_console, signals_raise
 
 
 @pytest.fixture
@@ -96,10 +95,10 @@ import signal, sys, time
 from types import SimpleNamespace
 from paceline.cli import doctor
 from paceline.cli import main
-from paceline.cli import signals
+from paceline.cli import streams
 
 now_s = 100.0
-signals.time = SimpleNamespace(monotonic=lambda: now_s)
+streams.time = SimpleNamespace(monotonic=lambda: now_s)
 
 def examine():
     global now_s

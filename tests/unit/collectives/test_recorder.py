@@ -12,7 +12,7 @@ import torch.distributed as dist
 from paceline.collectives import gloo_group as process_group
 from paceline.collectives import recorder
 from paceline.collectives.recorder import begin_operation, is_recording, payload_bytes
-from paceline.train.rank.operations import recording
+from paceline.train.rank.spans import recording
 
 
 def rows(file: Path) -> list[dict[str, object]]:

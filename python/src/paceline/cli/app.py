@@ -16,8 +16,7 @@ from paceline.base.errors import ExitCode, PacelineError
 from paceline.base.host.memory import permanent_objects
 from paceline.base.host.messages import printable, say, show_warning
 from paceline.base.host.programs import missing_extra
-from paceline.cli.signals import EndedBySignal, signals_raise
-from paceline.cli.streams import make_streams_usable, reader_may_end
+from paceline.cli.streams import EndedBySignal, make_streams_usable, reader_may_end, signals_raise
 
 # Set to 1, it makes Python show the stack trace of an error of the operating system.
 _TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"

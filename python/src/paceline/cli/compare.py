@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from paceline.analysis.between_runs.differences import run_differences
 from paceline.analysis.between_runs.gate import Gate, judge
 from paceline.analysis.between_runs.speeds import (
     RunSpeeds,
@@ -17,7 +16,7 @@ from paceline.analysis.between_runs.speeds import (
     read_speeds,
     write_reference,
 )
-from paceline.analysis.between_runs.two_runs import compare_runs
+from paceline.analysis.between_runs.two_runs import compare_runs, run_differences
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import Comparison
 from paceline.base.errors import ExitCode, NotComparable

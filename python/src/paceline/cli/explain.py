@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from paceline.analysis.between_runs.explain_two_runs import explain_runs
+from paceline.analysis.between_runs.two_runs import explain_runs
 from paceline.analysis.compare.run import explain_pair, explain_workload
 from paceline.analysis.explain.explanation import EXPLAIN_SCHEMA, Explanation
 from paceline.base.errors import NotComparable

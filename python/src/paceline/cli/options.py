@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import click
 
 from paceline.base.errors import DataError
+from paceline.base.host.files import how_to_fetch, irregular_file
 from paceline.base.host.messages import say
-from paceline.base.host.regular_files import irregular_file
-from paceline.base.host.remote_files import how_to_fetch
 from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.plan.spec.values import REMOTE_SCHEMES, is_remote

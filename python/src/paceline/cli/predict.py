@@ -32,7 +32,7 @@ from paceline.cli.options import (
     trust_option,
 )
 from paceline.cli.progress import ConsoleProgress
-from paceline.cli.signals import continued_by, repeated_command
+from paceline.cli.streams import continued_by, repeated_command
 from paceline.measure.records.files import fields_of
 from paceline.runner.trials.directory import check_machine
 from paceline.runner.trials.experiment import SHARE_REPEATS, run_share

@@ -19,8 +19,7 @@ from paceline.cli.findings import print_findings
 from paceline.cli.options import existing_run, json_option, out_option, positive, trust_option
 from paceline.cli.plan import show_plan
 from paceline.cli.progress import ConsoleProgress
-from paceline.cli.signals import continued_by
-from paceline.cli.streams import reader_may_end
+from paceline.cli.streams import continued_by, reader_may_end
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import Spec
 from paceline.plan.spec.loading import shipped_experiments

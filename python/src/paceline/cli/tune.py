@@ -22,7 +22,7 @@ from paceline.cli.options import (
     trust_option,
 )
 from paceline.cli.progress import ConsoleProgress
-from paceline.cli.signals import continued_by
+from paceline.cli.streams import continued_by
 from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import Spec, load_spec

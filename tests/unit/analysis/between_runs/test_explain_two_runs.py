@@ -11,7 +11,7 @@ import pytest
 from tests.unit.analysis import fabricate
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
 
-from paceline.analysis.between_runs.explain_two_runs import explain_runs
+from paceline.analysis.between_runs.two_runs import explain_runs
 from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.base.errors import NotComparable, UsageError
 from paceline.cli import main

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.between_runs.differences import machine_identity, run_differences
 from paceline.analysis.between_runs.speeds import RunSpeeds, read_speeds
-from paceline.analysis.between_runs.two_runs import compare_runs
+from paceline.analysis.between_runs.two_runs import compare_runs, machine_identity, run_differences
 from paceline.analysis.statistics.rates import RepeatRate
 from paceline.plan.trials.trial import Trial
 

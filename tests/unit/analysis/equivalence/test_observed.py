@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from paceline.analysis.equivalence.observed import judge
-from paceline.measure.records.observed import ComparedTensor, ModuleCall, Observed, Update
+from paceline.measure.records.own_steps import ComparedTensor, ModuleCall, Observed, Update
 
 NAMES = ("hidden.weight", "head.weight")
 SAMPLES = ["a", "b", "c", "d"]

@@ -36,7 +36,7 @@ from paceline.analysis.predict.node import (
 from paceline.analysis.predict.prediction import PredictionRequest
 from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial.steps import read_steps
-from paceline.plan.costs.link_cost import all_reduce
+from paceline.plan.costs import all_reduce
 from paceline.plan.spec.extensions import STRATEGIES
 from paceline.plan.spec.reduction import StepReduction
 from paceline.train.strategies.descriptors import ProcessesOptions

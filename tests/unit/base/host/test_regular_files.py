@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import ExitCode, UsageError
-from paceline.base.host.regular_files import irregular_file, regular_bytes
+from paceline.base.host.files import irregular_file, regular_bytes
 from paceline.cli.app import main
 from paceline.plan.spec.loading import load_spec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.base.host.remote_files import hadoop_fs, how_to_fetch
+from paceline.base.host.files import hadoop_fs, how_to_fetch
 from paceline.base.host.spark import find_spark
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.plan.costs.factor_cost import (
+from paceline.plan.costs import (
     Cost,
     EmbeddingShape,
     FactorSpeeds,

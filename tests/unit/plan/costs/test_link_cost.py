@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.plan.costs.link_cost import ALL_REDUCE, CollectiveCost, all_gather, all_reduce
+from paceline.plan.costs import ALL_REDUCE, CollectiveCost, all_gather, all_reduce
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from pathlib import Path
 from tests.support.terminal import shown as text
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.between_runs.differences import Difference, run_differences
 from paceline.analysis.between_runs.speeds import read_reference, read_speeds, write_reference
-from paceline.analysis.between_runs.two_runs import compare_runs
+from paceline.analysis.between_runs.two_runs import Difference, compare_runs, run_differences
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.show.report.runs import configuration_names, runs_view

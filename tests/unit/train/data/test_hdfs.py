@@ -8,13 +8,13 @@ import pytest
 from pyarrow import fs
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.train.data import hdfs
+from paceline.train.data import location
 from paceline.train.data.location import location_of
 
 
 def test_connection_of_libhdfs_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
-    monkeypatch.setattr(hdfs, "_CONNECT_S", 0.1)
+    monkeypatch.setattr(location, "_HDFS_CONNECT_S", 0.1)
     hanging = type("Hanging", (), {"from_uri": staticmethod(lambda _uri: ended.wait(20))})
     monkeypatch.setattr(fs, "HadoopFileSystem", hanging)
     with pytest.raises(EnvironmentLacks, match=r"cannot be reached \(no connection within 0.1 s\)"):

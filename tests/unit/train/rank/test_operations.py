@@ -8,14 +8,14 @@ import pytest
 
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.pending import OperationNotes
-from paceline.train.rank.operations import UnansweredOperations
+from paceline.train.rank.spans import UnansweredOperations
 
 
 @pytest.fixture
 def clock(monkeypatch):
     found = SimpleNamespace(now_s=100.0)
     module = SimpleNamespace(monotonic=lambda: found.now_s)
-    monkeypatch.setattr("paceline.train.rank.operations.time", module)
+    monkeypatch.setattr("paceline.train.rank.spans.time", module)
     return found
 
 

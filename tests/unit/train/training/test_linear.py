@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.train.training.linear import linear_parameters
+from paceline.train.training.tensors import linear_parameters
 
 
 def test_shared_parameters_count_once_and_other_layers_do_not() -> None:

@@ -32,8 +32,8 @@ from paceline.analysis.trial.reading import (
     load_manifest,
     load_run,
     read_hosts,
+    with_sources,
 )
-from paceline.analysis.trial.sources import with_sources
 from paceline.analysis.trial.steps import global_steps, samples_rate
 from paceline.analysis.trial.usage import disturbance
 from paceline.base.errors import DataError

@@ -44,8 +44,9 @@ from paceline.analysis.trial.reading import (
     load_manifest,
     load_run,
     node_setup,
+    source_flags,
+    with_sources,
 )
-from paceline.analysis.trial.sources import source_flags, with_sources
 from paceline.analysis.trial.usage import LoadOfRun, load_of_run
 from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
 from paceline.base.errors import NotComparable, UsageError

@@ -18,7 +18,7 @@ import numpy as np
 from paceline.analysis.equivalence.sample_log import some
 from paceline.analysis.equivalence.tolerances import LEAST_MISTAKE, ROOM, tolerance
 from paceline.analysis.equivalence.trained_rows import samples_fault, words_of
-from paceline.measure.records.observed import ComparedTensor, ModuleCall, Observed, Update
+from paceline.measure.records.own_steps import ComparedTensor, ModuleCall, Observed, Update
 from paceline.measure.records.phases import NOISE_SHARE, ROUNDING_ONLY
 
 _SAME_FACTOR = 0.02  # spread of the factors of tensors that were all multiplied by one number

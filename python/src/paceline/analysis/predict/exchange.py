@@ -32,7 +32,7 @@ from paceline.analysis.trial.communication import clock_errors, load_operations,
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import RankSteps, read_steps
 from paceline.base.errors import UsageError
-from paceline.plan.costs.link_cost import ALL_REDUCE, all_gather, all_reduce
+from paceline.plan.costs import ALL_REDUCE, all_gather, all_reduce
 from paceline.plan.spec.reduction import StepReduction
 from paceline.plan.spec.values import bits_per_s
 

@@ -21,7 +21,7 @@ from paceline.analysis.trial.stragglers import Straggling, find_straggler
 from paceline.measure.records.phases import Phases
 from paceline.measure.records.rows import CommunicationRow
 from paceline.measure.records.tables import read_table
-from paceline.plan.costs.link_cost import ALL_REDUCE, all_reduce
+from paceline.plan.costs import ALL_REDUCE, all_reduce
 
 # --- operations of all ranks in one frame, and where their time went -----------------------------
 #

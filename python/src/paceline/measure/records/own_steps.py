@@ -1,8 +1,9 @@
-"""Records of what each rank did by itself, `ranks/<rank>/own_steps.json`.
+"""Records of the ranks of `paceline verify`: `own_steps.json` and `observed.json` of each.
 
-`paceline verify` checks the ranks against each other by these files: no rank waits for another one
-while it writes them. A tensor is a sketch: numbers that are linear in it, so that the sketch of a
-mean of ranks is the mean of their sketches.
+The ranks are checked against each other by what each did by itself (`own_steps`): no rank waits for
+another one while it writes. A tensor is a sketch: numbers that are linear in it, so that the sketch
+of a mean of ranks is the mean of their sketches. With the reference they are compared where the
+tensors are (`observed`): each rank reads those of the reference and keeps numbers.
 """
 
 from __future__ import annotations
@@ -187,3 +188,55 @@ class TrainedRows:
         every = np.frombuffer(base64.b64decode(self.checksums), "<u8")
         ends = np.cumsum(self.lengths, dtype=int)
         return [part.tolist() for part in np.split(every, ends)[: len(self.lengths)]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedTensor:
+    """One tensor of a rank, and how it differs from the reference's of the same name."""
+
+    name: str
+    l2: float  # L2 norm of the reference's
+    difference_l2: float
+    # the factor by which the reference's tensor describes this one best (least squares); None where
+    # the reference is zero
+    factor: float | None = None
+    sha256: str | None = None  # None: ranks are not compared by it, or have parts of the tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One step of one optimiser."""
+
+    step: int
+    optimizer: int  # in the order in which they stepped first
+    samples: list[str] | None  # checksum of each sample of this rank; None: there is no batch
+    losses: list[float]  # of each backward pass
+    gradient: list[ComparedTensor]
+    weights: list[ComparedTensor]  # after the step, buffers included
+    change: list[ComparedTensor]  # by which the step moved the weights
+    clipped: bool = False  # gradients were clipped before the last operation between ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleCall:
+    """Output of one module, and the gradient of the output, in numbers for each sample."""
+
+    step: int
+    name: str
+    kind: str  # class of the module
+    samples: list[str]
+    forward: list[list[float]]  # L2 norm, and a projection on a fixed direction
+    backward: list[list[float]] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Observed:
+    """Everything that one rank observed."""
+
+    initial: list[ComparedTensor] = field(default_factory=list)  # weights before the first step
+    updates: list[Update] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
+    tied: list[list[str]] = field(default_factory=list)  # names of one parameter
+    # names that the reference does not have, or with another shape
+    unknown: list[str] = field(default_factory=list)
+    low_precision: bool = False  # a module computed in bf16 or fp16

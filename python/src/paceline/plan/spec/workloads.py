@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline.base.errors import UsageError
-from paceline.base.host.regular_files import regular_bytes
+from paceline.base.host.files import regular_bytes
 from paceline.plan.spec.descriptors import WorkloadDescriptor
 from paceline.plan.spec.extensions import WORKLOADS
 from paceline.plan.spec.models import Experiment, WorkloadRequest

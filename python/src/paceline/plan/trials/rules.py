@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from paceline.base.host.regular_files import regular_bytes
+from paceline.base.host.files import regular_bytes
 from paceline.plan.spec.descriptors import StrategyDescriptor
 from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, quoted
 from paceline.plan.spec.model_facts import ModelFacts

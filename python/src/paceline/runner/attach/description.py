@@ -1,11 +1,17 @@
-"""The command of the user as a trial, so that everything that reads trials can read its records."""
+"""The command of the user as a trial, so that everything that reads trials can read its records.
+
+The variables of its launcher say which rank a process is.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.base.errors import UsageError
+from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.collectives.gloo_group import BACKEND
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.spec import load_spec
@@ -14,7 +20,6 @@ from paceline.plan.spec.models import SCHEMA, name_of_script
 from paceline.plan.spec.values import BASELINE
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import Trial
-from paceline.runner.attach.place import AttachedRank
 
 _GLOO = "gloo"
 # The transport of a back end of torch.distributed that has another name.
@@ -74,3 +79,47 @@ def _transport(backend: str, device: str) -> str:
     raise UsageError(
         f"expected a process group of gloo, mpi4py, nccl, got {backend}; the run says gloo"
     )
+
+
+# rank, number of ranks, number of ranks on this host
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),  # torchrun, and scripts in its style
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),  # MPICH
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachedRank:
+    """A rank among the ranks of a command."""
+
+    launcher: str
+    rank: int
+    ranks: int
+
+
+def own_place(environment: Mapping[str, str] = os.environ) -> AttachedRank:
+    """Return the place of this process; rank 0 of 1 if no launcher has given it one.
+
+    Raises EnvironmentLacks if the ranks are on several hosts.
+    """
+    for rank, ranks, local_ranks in _VARIABLES:
+        if rank not in environment or ranks not in environment:
+            continue
+        count, here = int(environment[ranks]), int(environment.get(local_ranks, environment[ranks]))
+        if here != count:
+            raise EnvironmentLacks(
+                f"expected all ranks on this host, found {here} of {count}; use `paceline run` "
+                "for several hosts"
+            )
+        return AttachedRank(
+            launcher=_launcher(environment), rank=int(environment[rank]), ranks=count
+        )
+    return AttachedRank(launcher="local", rank=0, ranks=1)
+
+
+def _launcher(environment: Mapping[str, str]) -> str:
+    if "TORCHELASTIC_RUN_ID" in environment:
+        return "torchrun"
+    is_mpi = "OMPI_COMM_WORLD_SIZE" in environment or "PMI_SIZE" in environment
+    return "mpi" if is_mpi else "local"

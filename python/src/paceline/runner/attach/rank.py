@@ -31,18 +31,16 @@ from paceline.measure.records.documents import (
 )
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
-from paceline.runner.attach.description import planned_trial, trial_as_found
-from paceline.runner.attach.place import own_place
+from paceline.runner.attach.description import own_place, planned_trial, trial_as_found
 from paceline.runner.job import Job, RankContext, rank_context, say
 from paceline.runner.job.context import is_launcher, launching_pid
 from paceline.runner.job.rank import host_sidecar
 from paceline.runner.job.rank_status import RankStatusFile
 from paceline.runner.job.stacks import answer_requests, write_error
 from paceline.train.rank.loop import End, write_script_result
-from paceline.train.rank.operations import recording
 from paceline.train.rank.script.process_group import recorded_groups
 from paceline.train.rank.script.recorder import TrainingRecorder
-from paceline.train.rank.spans import Spans
+from paceline.train.rank.spans import Spans, recording
 from paceline.train.training.resources import actual_environment
 
 _NOT_COMPARED = "it was recorded beside its own launcher, without a baseline"

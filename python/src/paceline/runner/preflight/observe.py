@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from paceline.measure.records.files import jsonable
-from paceline.plan.costs.link_cost import all_reduce
+from paceline.plan.costs import all_reduce
 from paceline.runner.preflight.hosts import NoAnswer, Probes
 from paceline.runner.preflight.probe import Address, Facts, ProbedLink, Seen, Stream
 

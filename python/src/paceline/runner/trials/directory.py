@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.between_runs.differences import machine_identity
+from paceline.analysis.between_runs.two_runs import machine_identity
 from paceline.base.errors import NotComparable, UsageError
 from paceline.base.host.machine import machine_facts
 from paceline.base.host.own_runs import THE_SPEC, check_own_run

@@ -1,4 +1,7 @@
-"""One trial: command, supervision, outcome, and the work after a good end."""
+"""One trial: command, supervision, outcome, the work after a good end, and its equivalence.
+
+A trial is compared with its baseline as soon as both have ended.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import shutil
 import time
 from collections.abc import Sequence
 
+from paceline.analysis.equivalence.check import check_equivalence, write_equivalence
 from paceline.base.errors import ExitCode, PacelineError, RankFailed, TimedOut
 from paceline.collectives.host import host_name
 from paceline.measure.records.documents import keep_log, leave_attempt, write_trial
@@ -18,6 +22,7 @@ from paceline.measure.records.rows import FailureRow, Outcome
 from paceline.measure.records.tables import compact_trial
 from paceline.measure.telemetry import SidecarHandle
 from paceline.plan.spec.extensions import LAUNCHERS
+from paceline.plan.trials.sample_order import SampleOrder
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import SIDECAR_HOST_VARIABLE
 from paceline.runner.job.rank import watch
@@ -218,3 +223,46 @@ def _error(outcome: Outcome, message: str) -> PacelineError:
     error = PacelineError(message)
     error.exit_code = code
     return error
+
+
+def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors: bool) -> None:
+    """Compare the finished ones of `trials` with their baseline, if it has finished, too.
+
+    Tensors of a trial are big (VGG16: 2 x 537 MB). They are deleted after the comparison, except
+    those of the first baseline of each workload, seed and precision.
+    """
+    finished = [t for t in trials if is_finished(files.trial(t.id))]
+    for trial in finished:
+        trial_files = files.trial(trial.id)
+        if trial_files.equivalence.exists():
+            continue
+        baseline = _baseline(trial, finished, trials, files)
+        if baseline is None:
+            continue
+        found = check_equivalence(trial_files, files.trial(baseline.id), _order(trial))
+        write_equivalence(trial_files, found)
+        if trial.id != baseline.id and not keep_tensors:
+            shutil.rmtree(trial_files.weights.parent, ignore_errors=True)
+
+
+def _order(trial: Trial) -> SampleOrder | None:
+    """Return the samples that the trial's steps should have used; None for a script."""
+    if trial.training.script is not None:
+        return None
+    from paceline.train.data.dataset import order_of  # noqa: PLC0415  (a script needs no data set)
+
+    return order_of(trial.training)
+
+
+def _baseline(
+    trial: Trial, finished: list[Trial], planned: Sequence[Trial], files: RunFiles
+) -> Trial | None:
+    """Return the baseline of the trial's seed and precision if one is planned, else the fp32 one.
+
+    It is the first repeat that did not fail. None if that has not finished yet.
+    """
+    key = (trial.training.workload, trial.training.seed)
+    ours = [t for t in planned if t.is_baseline and (t.training.workload, t.training.seed) == key]
+    same = [t for t in ours if t.training.precision == trial.training.precision]
+    usable = [t for t in same or ours if t in finished or not files.trial(t.id).outcome.exists()]
+    return usable[0] if usable and usable[0] in finished else None

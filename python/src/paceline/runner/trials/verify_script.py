@@ -15,8 +15,7 @@ from paceline.analysis.equivalence.trained_rows import judge_rows, words_of
 from paceline.base.errors import StepsDiffer
 from paceline.measure.records.files import document, write_json
 from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
-from paceline.measure.records.observed import Observed
-from paceline.measure.records.own_steps import OwnSteps, TrainedRows
+from paceline.measure.records.own_steps import Observed, OwnSteps, TrainedRows
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Spec
 from paceline.plan.trials.trial import Alterations, Observation, Trial

@@ -9,7 +9,7 @@ from functools import partial
 from rich.console import RenderableType
 from rich.text import Text
 
-from paceline.analysis.between_runs.explain_two_runs import ExplainedRuns, side_name
+from paceline.analysis.between_runs.two_runs import ExplainedRuns, side_name
 from paceline.analysis.compare.run import Comparison, explain_workload
 from paceline.analysis.explain.evidence import HARDWARE_COUNTERS, ON_CORES, PART_LABELS, amount
 from paceline.analysis.explain.explanation import CAUSE_BOUNDS, SPREAD, Cause, Explanation

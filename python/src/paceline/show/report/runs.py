@@ -8,9 +8,8 @@ from xml.etree import ElementTree as ET
 from rich.console import RenderableType
 from rich.text import Text
 
-from paceline.analysis.between_runs.differences import Difference
 from paceline.analysis.between_runs.gate import Gate, Judged
-from paceline.analysis.between_runs.two_runs import PairedRow, RunComparison
+from paceline.analysis.between_runs.two_runs import Difference, PairedRow, RunComparison
 from paceline.analysis.compare.compute_row import planned_row
 from paceline.analysis.compare.row import full_name
 from paceline.plan.trials.trial import Trial

@@ -1,7 +1,8 @@
 """Places of data sets: folders that every node sees, and object stores and HDFS through pyarrow.
 
 Every operation on an object store ends within about a minute: there are limits for connections,
-answers and retries. Those of a connected hdfs:// are Hadoop's own (dfs.client.*).
+answers and retries. Those of a connected hdfs:// are Hadoop's own (dfs.client.*); it is read by
+Hadoop's native library.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +26,6 @@ from pyarrow import fs
 from paceline.base.errors import DataError, EnvironmentLacks, UsageError
 from paceline.plan.spec.secret_values import holds_secret
 from paceline.plan.spec.values import REMOTE_SCHEMES, is_remote, local_path
-from paceline.train.data.hdfs import native_hdfs
 
 _HIDDEN = re.compile(r"(^|/)[._]")
 _BLOCK_BYTES = 8 * 2**20
@@ -277,3 +278,30 @@ def _explanation(name: str, error: Exception) -> EnvironmentLacks | DataError:
     return EnvironmentLacks(
         f"{name}: cannot be reached ({text}); check the network, the endpoint and the region"
     )
+
+
+_HDFS_CONNECT_S = 60.0
+
+
+def native_hdfs(host: str) -> fs.FileSystem:
+    """Connect through libhdfs. Raises OSError, also if there is no connection after a minute.
+
+    host: of the NameNode, with its RPC port. Hadoop's own limits add up to many minutes.
+    """
+    ended: list[fs.FileSystem | Exception] = []
+
+    def connect() -> None:
+        try:
+            ended.append(fs.HadoopFileSystem.from_uri(f"hdfs://{host}"))
+        except Exception as error:  # noqa: BLE001  (it is raised again below)
+            ended.append(error)
+
+    # A daemon thread, because the call cannot be interrupted.
+    thread = threading.Thread(target=connect, name="paceline-hdfs", daemon=True)
+    thread.start()
+    thread.join(_HDFS_CONNECT_S)
+    if not ended:
+        raise OSError(f"no connection within {_HDFS_CONNECT_S:g} s")
+    if isinstance(ended[0], Exception):
+        raise ended[0]
+    return ended[0]

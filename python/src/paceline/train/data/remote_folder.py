@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.base.errors import EnvironmentLacks
+from paceline.base.host.files import hadoop_fs
 from paceline.base.host.messages import kerberos_advice
 from paceline.base.host.programs import why_it_failed
-from paceline.base.host.remote_files import hadoop_fs
 
 _LIMIT_S = 1800.0  # gigabytes over a slow network
 _ABSENT = re.compile(r"^ls: .*: No such file or directory$", re.MULTILINE)

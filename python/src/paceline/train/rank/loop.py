@@ -28,11 +28,10 @@ from paceline.measure.records.rows import (
 from paceline.measure.records.sources import write_sources
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.training.batch_norm import batch_norms
-from paceline.train.training.linear import linear_parameters
 from paceline.train.training.resources import actual_environment, check_environment
 from paceline.train.training.strategy import GradientResult, Stepper, TrainBatch
 from paceline.train.training.task import Task
-from paceline.train.training.tensors import save_tensors, update_l2
+from paceline.train.training.tensors import linear_parameters, save_tensors, update_l2
 from paceline.train.workloads.build import on_meta_device
 
 if TYPE_CHECKING:

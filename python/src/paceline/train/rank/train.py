@@ -36,12 +36,11 @@ from paceline.train.rank.loop import (
     write_rank_weights,
     write_task_result,
 )
-from paceline.train.rank.operations import recording
 from paceline.train.rank.peers import Peers, join_peers
 from paceline.train.rank.repeated_steps import StepRepeater
 from paceline.train.rank.replay import StateKeeper, StepReplay, begin_replay
 from paceline.train.rank.samples import Samples, open_samples
-from paceline.train.rank.spans import Spans
+from paceline.train.rank.spans import Spans, recording
 from paceline.train.strategies import LocalStrategy, create_strategy
 from paceline.train.training.checkpointing import checkpoint_activations
 from paceline.train.training.compilation import compiler_settings

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.measure.records.communication import StrategyResult
-from paceline.plan.costs.link_cost import all_reduce_bytes
+from paceline.plan.costs import all_reduce_bytes
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.descriptors import ProcessesOptions
 from paceline.train.strategies.reduction.flat_replica import FlatReplica

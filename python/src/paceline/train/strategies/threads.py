@@ -57,13 +57,13 @@ from paceline.train.strategies.reduction.sufficient_factors import (
 )
 from paceline.train.strategies.worker_pool import WorkerPool
 from paceline.train.training.batch_norm import statistics_width, synchronise
-from paceline.train.training.linear import joined
 from paceline.train.training.optimizers import trained_parameters
 from paceline.train.training.passes import Passes, run_passes, share_of
 from paceline.train.training.resources import worker_cores
 from paceline.train.training.state import persistent_buffers
 from paceline.train.training.strategy import GradientResult, RankGroups, TrainBatch
 from paceline.train.training.task import Task
+from paceline.train.training.tensors import joined
 
 
 class ThreadsStrategy(ShardedStrategy):

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.collectives.device_clock import module_of
 from paceline.collectives.work import ProgressThread
 from paceline.measure.records.communication import CompressionResult, StrategyResult
-from paceline.plan.costs.link_cost import all_reduce_bytes
+from paceline.plan.costs import all_reduce_bytes
 from paceline.plan.spec.extensions import COMPRESSIONS, load_object
 from paceline.plan.trials.trial import Trial
 from paceline.train.transports.bucket_settings import CompressionSettings, gradient_options_of

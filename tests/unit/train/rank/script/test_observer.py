@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import document
 from paceline.measure.records.layout import TrialFiles
-from paceline.measure.records.observed import Observed
+from paceline.measure.records.own_steps import Observed
 from paceline.plan.trials.trial import Observation
 from paceline.train.rank.script.batches import checksums
 from paceline.train.rank.script.observer import Observer, per_sample

@@ -6,7 +6,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from paceline.analysis.equivalence.exchange import numbers
-from paceline.train.rank.script.sketches import sections, sketch
+from paceline.train.rank.script.own_gradients import sections, sketch
 
 SIZES = (1, 63, 64, 65, 2**16 + 3)
 

@@ -9,7 +9,7 @@ import torch
 from tests.support.trials import changed
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.plan.costs.factor_cost import FactorSpeeds, LinearShape
+from paceline.plan.costs import FactorSpeeds, LinearShape
 from paceline.train.strategies.reduction import factor_choice
 from paceline.train.strategies.reduction.factor_choice import ChoiceContext, choose, setting_of
 

@@ -21,7 +21,7 @@ from paceline.collectives.recorder import payload_bytes
 from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import StepRow
-from paceline.plan.costs.link_cost import all_reduce_bytes
+from paceline.plan.costs import all_reduce_bytes
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.data.batches import Batch, Feed, SoloNode
 from paceline.train.rank.loop import (

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import UninitializedParameter
 
-from paceline.base.torch_internals.flat_parameters import FlatParameter
+from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.plan.trials.trial import Alterations
 from paceline.train.rank.script.modules import (
     CalledModules,

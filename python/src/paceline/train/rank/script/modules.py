@@ -21,8 +21,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from paceline.base.torch_internals.flat_parameters import FlatParameter
-from paceline.base.torch_internals.flat_parameters import flat_parameters as of_model
+from paceline.base.torch_internals.fsdp import FlatParameter
+from paceline.base.torch_internals.fsdp import flat_parameters as of_model
 from paceline.train.rank.script.phases import replaced
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}

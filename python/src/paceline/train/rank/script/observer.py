@@ -24,11 +24,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 
 from paceline.base.torch_internals import DataLoaderIterator
-from paceline.base.torch_internals.flat_parameters import FlatParameter
+from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles, TrialFiles
-from paceline.measure.records.observed import ComparedTensor, ModuleCall, Observed, Update
+from paceline.measure.records.own_steps import ComparedTensor, ModuleCall, Observed, Update
 from paceline.plan.trials.trial import Observation, RankContext
 from paceline.train.rank.script.batches import checksums, tensors_in
 from paceline.train.rank.script.modules import (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from paceline.base.torch_internals.flat_parameters import FlatParameter
+from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.measure.records.own_steps import Group, Place, Sketch, State, UsedGradient
 from paceline.train.rank.script.modules import (
     CalledModules,
@@ -21,8 +21,7 @@ from paceline.train.rank.script.modules import (
     parameter_names,
     without_wrappers,
 )
-from paceline.train.rank.script.own_gradients import Leaf, place_of
-from paceline.train.rank.script.sketches import sketch
+from paceline.train.rank.script.own_gradients import Leaf, place_of, sketch
 from paceline.train.rank.script.tensors import gradient_of
 
 # In training mode they normalise by their rows, and only update their buffers.

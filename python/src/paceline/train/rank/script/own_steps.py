@@ -45,11 +45,10 @@ from paceline.measure.records.own_steps import (
 from paceline.plan.trials.trial import Observation
 from paceline.train.rank.script.loss_terms import LossTerms, loses_gradient
 from paceline.train.rank.script.modules import CalledModules
-from paceline.train.rank.script.own_gradients import OwnGradients, place_of, take
+from paceline.train.rank.script.own_gradients import OwnGradients, place_of, sketch, take
 from paceline.train.rank.script.own_states import States, local, name_of
 from paceline.train.rank.script.phases import around_steps, first_loss, has_closure, replaced
 from paceline.train.rank.script.reached_rows import ReachedRowsRecorder
-from paceline.train.rank.script.sketches import sketch
 
 _MOST_ROWS = 1024
 _KEPT_PASSES = 64

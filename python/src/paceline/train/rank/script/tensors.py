@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from paceline.base.torch_internals.flat_parameters import FlatParameter
+from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.measure.records.layout import TrialFiles
 from paceline.train.rank.script.modules import named_parameters
 from paceline.train.training.tensors import save_tensors, sha256_by_name, sha256_of, update_l2

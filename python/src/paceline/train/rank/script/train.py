@@ -26,7 +26,6 @@ from paceline.train.rank.loop import (
     write_rank_weights,
     write_script_result,
 )
-from paceline.train.rank.operations import UnansweredOperations, recording
 from paceline.train.rank.peers import Peers, join_peers
 from paceline.train.rank.script.alterations import Start, altering
 from paceline.train.rank.script.modules import (
@@ -45,7 +44,7 @@ from paceline.train.rank.script.resume_state import ResumeRecorder
 from paceline.train.rank.script.spawned import SpawnedProcesses
 from paceline.train.rank.script.tensors import ParameterRecord
 from paceline.train.rank.script.touched_files import TouchedFiles
-from paceline.train.rank.spans import Spans
+from paceline.train.rank.spans import Spans, UnansweredOperations, recording
 from paceline.train.training.resources import set_threads
 
 # The first optimiser imports it anyway, which takes a second or more; here it counts as import time

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from paceline.collectives.recorder import begin_operation
 from paceline.measure.records.communication import StrategyResult
 from paceline.measure.records.rows import UpdateRow
-from paceline.plan.costs.link_cost import all_reduce_bytes
+from paceline.plan.costs import all_reduce_bytes
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.parameter_server.descriptor import ParameterServerOptions
 from paceline.train.strategies.parameter_server.messages import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from paceline.train.training.linear import (
+from paceline.train.training.tensors import (
     bias_gradient,
     is_plain_linear,
     joined,

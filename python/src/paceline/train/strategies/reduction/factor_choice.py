@@ -19,18 +19,19 @@ from torch import Tensor, nn
 from paceline.base.errors import EnvironmentLacks
 from paceline.base.torch_internals import all_gather_single
 from paceline.measure.records.communication import FactorResult, StrategyResult
-from paceline.plan.costs.factor_cost import (
+from paceline.plan.costs import (
     Cost,
     FactorShape,
     FactorSpeeds,
     LinearShape,
+    all_gather_bytes,
+    all_reduce_bytes,
     all_reduce_cost,
     factor_cost,
 )
-from paceline.plan.costs.link_cost import all_gather_bytes, all_reduce_bytes
 from paceline.plan.spec.extensions import TRANSPORTS
 from paceline.plan.trials.trial import Trial
-from paceline.train.training.linear import weight_gradient
+from paceline.train.training.tensors import weight_gradient
 from paceline.train.transports.bucket_settings import FactorSetting, gradient_options_of
 
 # Its product is measured where only embeddings have factors.

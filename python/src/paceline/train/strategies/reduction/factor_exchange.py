@@ -27,8 +27,7 @@ from paceline.base.errors import UsageError
 from paceline.base.torch_internals import all_gather_single
 from paceline.collectives.torch_internals import Work
 from paceline.measure.records.communication import StrategyResult
-from paceline.plan.costs.factor_cost import EmbeddingShape, FactorShape
-from paceline.plan.costs.link_cost import all_gather_bytes
+from paceline.plan.costs import EmbeddingShape, FactorShape, all_gather_bytes
 from paceline.plan.trials.trial import Trial
 from paceline.train.strategies.reduction.factor_choice import (
     ChoiceContext,
@@ -47,8 +46,8 @@ from paceline.train.strategies.reduction.sufficient_factors import (
     linear_layers,
     parameter_names,
 )
-from paceline.train.training.linear import bias_gradient, joined, weight_gradient
 from paceline.train.training.passes import working_dtype
+from paceline.train.training.tensors import bias_gradient, joined, weight_gradient
 from paceline.train.transports.bucket_settings import FactorSetting
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.base.errors import EnvironmentLacks
 from paceline.collectives.node.memory import gather
 from paceline.measure.records.communication import StrategyResult
-from paceline.plan.costs.link_cost import all_reduce_bytes
+from paceline.plan.costs import all_reduce_bytes
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.training.strategy import RankGroups
 from paceline.train.transports.bucket_settings import gradient_options_of

@@ -33,14 +33,14 @@ from paceline.train.strategies.reduction.flat_layout import (
     whole_lines,
 )
 from paceline.train.training.checkpointing import once
-from paceline.train.training.linear import (
+from paceline.train.training.tensors import (
     bias_gradient,
+    evaluating,
     is_plain_linear,
     joined,
     linear_that_keeps,
     weight_gradient,
 )
-from paceline.train.training.tensors import evaluating
 
 FactorLayer = nn.Linear | nn.Embedding
 # Layer name -> (inputs, gradients of outputs) of one replica, shapes (samples, inputs) and

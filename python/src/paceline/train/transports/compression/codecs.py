@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 
 from paceline.collectives.work import PendingWork
 from paceline.measure.records.communication import CompressionResult
-from paceline.plan.costs.link_cost import all_gather_bytes, all_reduce_bytes, exchange_bytes
+from paceline.plan.costs import all_gather_bytes, all_reduce_bytes, exchange_bytes
 from paceline.train.transports.bucket_sums import (
     Bucket,
     Numbers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.collectives.message_schedules import Algorithm
-from paceline.plan.costs.link_cost import ALL_REDUCE
+from paceline.plan.costs import ALL_REDUCE
 from paceline.plan.spec.extensions import LAUNCHERS
 from paceline.plan.spec.models import TrialRequest
 from paceline.plan.spec.placement import Placement

@@ -19,9 +19,7 @@ from tests.support.terminal import Screen
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import compare_run
-from paceline.cli import ranking
-from paceline.cli.progress import ConsoleProgress
-from paceline.cli.ranking import LiveRanking
+from paceline.cli.progress import ConsoleProgress, LiveRanking
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import Outcome
 from paceline.plan.trials.trial import Trial
@@ -56,7 +54,7 @@ def watched(tmp_path: Path) -> Watched:
 
 @pytest.fixture(autouse=True)
 def _unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "_MOST_SHARE", 1e9)
+    monkeypatch.setattr("paceline.cli.progress._MOST_SHARE", 1e9)
 
 
 def shown(live: LiveRanking, width: int, height: int = 60) -> list[str]:
@@ -133,7 +131,7 @@ def test_remaining_time_takes_what_was_measured_then_the_earlier_run(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(ranking.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr("paceline.cli.progress.time.monotonic", lambda: now_s)
     first, second = watched.trials[:2]
     assert LiveRanking(watched.trials, {}).state() == Text("0 of 8 trials done")
     live = LiveRanking(watched.trials, {first.configuration: 30.0, second.configuration: 10.0})
@@ -160,9 +158,9 @@ def test_the_analysis_takes_a_small_part_of_the_run(
         made.append(now_s)
         return compare_run(watched.run)
 
-    monkeypatch.setattr(ranking, "_MOST_SHARE", 0.05)
-    monkeypatch.setattr(ranking.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(ranking, "compare_run", compare)
+    monkeypatch.setattr("paceline.cli.progress._MOST_SHARE", 0.05)
+    monkeypatch.setattr("paceline.cli.progress.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("paceline.cli.progress.compare_run", compare)
     watched.end(watched.trials)
     live = LiveRanking(watched.trials, {})
     for _ in range(100):

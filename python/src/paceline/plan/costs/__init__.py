@@ -1,1 +1,0 @@
-"""Costs by formula: messages of collectives, links and factors. No measurement."""
