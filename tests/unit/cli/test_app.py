@@ -16,8 +16,9 @@ from click.testing import CliRunner
 from paceline.base.errors import DataError, ExitCode
 from paceline.cli import doctor, main
 from paceline.cli.app import app
+from paceline.cli.console import plain_console
 from paceline.cli.doctor import MachineFinding
-from paceline.cli.streams import plain_console, signals_raise
+from paceline.cli.streams import signals_raise
 
 
 @pytest.fixture
