@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Write the tables and marked figures of docs from the raw files of docs/results.
+"""Write the tables and marked figures of README.md and docs from the raw files of docs/results.
 
     python result_tables.py [--check]
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def pages() -> list[Path]:
-    return sorted(RESULTS.parent.glob("**/*.md"))
+    return [HERE.parents[1] / "README.md", *sorted(RESULTS.parent.glob("**/*.md"))]
 
 
 @cache

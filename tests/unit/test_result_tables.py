@@ -22,7 +22,10 @@ def result_tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("result_tables")
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda page: page.name)
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tables_and_figures_follow_from_the_raw_files(
     result_tables: ModuleType, page: Path
 ) -> None:
