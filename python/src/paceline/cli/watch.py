@@ -28,9 +28,8 @@ _COMMAND = "command"  # key of the words after `--`
 _WIDTH = 100  # of the box, at most
 _NOT_RECORDED = (
     "nothing was recorded: expected a Python process of the command to make a step of an optimiser "
-    "of torch. Its Python needs Paceline (`pip install paceline`), and reads PYTHONPATH (no -I, "
-    "no -E). Ranks that torch.multiprocessing starts are not recorded: use torchrun, or "
-    "`paceline run`"
+    "of torch. Paceline must be installed in its Python, which reads PYTHONPATH (no -I, no -E). "
+    "Ranks that torch.multiprocessing starts are not recorded: use torchrun, or `paceline run`"
 )
 
 

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from tests.support.documentation import ROOT
 from tests.support.fake_programs import program
 
 from paceline.base.errors import EnvironmentLacks
 from paceline.base.host import programs
 from paceline.base.host.programs import repository_state
+
+
+def test_an_extra_is_installed_by_the_names_of_its_packages():
+    project = tomllib.loads((ROOT / "python/pyproject.toml").read_text("utf-8"))["project"]
+    wanted = project["optional-dependencies"]["mpi"]
+    words = shlex.split(programs.how_to_install("mpi"))
+    assert words == ["pip", "install", *(each.partition(";")[0] for each in wanted)]
+
+
+def test_an_extra_without_an_installed_paceline_is_that_of_a_clone(monkeypatch):
+    def requires(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    assert programs.how_to_install.__wrapped__("mpi") == "pip install './python[mpi]'"
 
 
 def test_finding_about_a_missing_program_says_how_to_get_it():

@@ -103,5 +103,5 @@ def test_java_home_comes_before_the_wheel_and_path(tmp_path, monkeypatch):
 
 def test_missing_java_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(spark, "package_folder", lambda _name: None)
-    with pytest.raises(EnvironmentLacks, match=r"pip install 'paceline\[spark\]'"):
+    with pytest.raises(EnvironmentLacks, match=r"pip install pyspark=="):
         spark.find_java({"PATH": ""})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -126,8 +127,19 @@ def _last_line(ended: subprocess.CompletedProcess[str]) -> str:
     return next((line for line in reversed(lines) if not line.startswith("\t")), "no message")
 
 
+@cache
 def how_to_install(extra: str) -> str:
-    return f"pip install 'paceline[{extra}]'"
+    """Return the command that installs what an extra brings, in a clone and beside a wheel.
+
+    It names the packages of the extra: no index has Paceline, so its name there could be anybody's.
+    """
+    try:
+        requirements = metadata.requires("paceline") or []
+    except metadata.PackageNotFoundError:  # in the archive of the job scripts
+        return f"pip install './python[{extra}]'"
+    parts = (requirement.partition(";") for requirement in requirements)
+    needed = [name for name, _, marker in parts if f'extra == "{extra}"' in marker]
+    return shlex.join(["pip", "install", *needed])
 
 
 def missing_extra(error: ImportError) -> EnvironmentLacks | None:

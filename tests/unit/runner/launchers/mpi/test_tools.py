@@ -40,7 +40,7 @@ def test_wheel_comes_before_path(tmp_path, monkeypatch):
 
 
 def test_missing_mpirun_says_how_to_get_it(no_wheels, tmp_path):
-    with pytest.raises(EnvironmentLacks, match=r"pip install 'paceline\[mpi\]'"):
+    with pytest.raises(EnvironmentLacks, match=r"pip install 'mpi4py>="):
         implementations.find_mpirun(None, {"PATH": str(tmp_path)})
 
 
