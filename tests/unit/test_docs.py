@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import re
@@ -116,6 +117,14 @@ def test_commands_are_documented():
     page = (ROOT / "docs/reference/cli.md").read_text("utf-8")
     assert {"run", "compare", "sidecar"} <= set(app.commands)
     assert [name for name in app.commands if f"`paceline {name}" not in page] == []
+
+
+def test_the_help_of_the_commands_is_the_present_one(monkeypatch):
+    """If this fails, run `.venv/bin/python python/tools/cli_page.py`."""
+    monkeypatch.syspath_prepend(ROOT / "python/tools")
+    cli_page = importlib.import_module("cli_page")
+    page = cli_page.PAGE.read_text("utf-8")
+    assert cli_page.with_help(page) == page
 
 
 def test_exit_codes_are_documented():
