@@ -16,6 +16,7 @@ from paceline.analysis.trial.resource_checks import (
     flags_between,
     shared_machine_flags,
     trial_flags,
+    turns_flags,
 )
 from paceline.measure.records.rows import RankStatus
 
@@ -118,3 +119,17 @@ def test_host_with_another_clock_is_named_once() -> None:
 
 def test_clock_within_its_uncertainty_is_not_flagged() -> None:
     assert clock_flags([clocks_of(("a", 0.0, 0.0), ("b", 0.5, 0.45), ("c", 0.09, 0.0))]) == []
+
+
+def test_hosts_that_took_turns_are_named_with_their_dilation() -> None:
+    ranks = [
+        SimpleNamespace(environment=SimpleNamespace(dilation=2)),
+        SimpleNamespace(environment=None),
+    ]
+    emulated: Any = SimpleNamespace(ranks=ranks)
+    (sentence,) = turns_flags([emulated, emulated])
+    assert sentence.startswith("hosts of 2 trials were emulated: 2 hosts took turns")
+
+
+def test_runs_on_hosts_of_their_own_have_no_dilation(tmp_path: Path) -> None:
+    assert turns_flags(load_run(fabricate.make_run(tmp_path, [fabricate.MPI]))) == []

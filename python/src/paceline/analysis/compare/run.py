@@ -454,6 +454,7 @@ def _flags(finished: Sequence[TrialRecord]) -> list[str]:
     flags += resources.allocated_cores_flags(finished)
     flags += resources.shared_machine_flags(finished)
     flags += resources.clock_flags(finished)
+    flags += resources.turns_flags(finished)
     flags += source_flags(finished)
     return list(dict.fromkeys(flags))
 

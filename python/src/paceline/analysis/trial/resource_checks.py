@@ -118,6 +118,22 @@ def clock_flags(records: Sequence[TrialRecord]) -> list[str]:
     ]
 
 
+def turns_flags(records: Sequence[TrialRecord]) -> list[str]:
+    """Say that hosts took turns on the cores of one machine, so that time ran slower for them."""
+    trials: dict[int, int] = defaultdict(int)
+    for record in records:
+        known = (rank.environment for rank in record.ranks)
+        dilation = max((found.dilation for found in known if found is not None), default=1)
+        if dilation > 1:
+            trials[dilation] += 1
+    return [
+        f"hosts of {count} {'trial' if count == 1 else 'trials'} were emulated: {dilation} hosts "
+        f"took turns on the same cores. All durations are those of the machine, {dilation} times "
+        "longer than the hosts'; IOWait, context switches and CPU use say nothing about hosts"
+        for dilation, count in trials.items()
+    ]
+
+
 def _unequal_ranks(environments: list[RankEnvironment]) -> Iterator[str]:
     for name, value in _SHARED.items():
         found: dict[str, list[int]] = defaultdict(list)

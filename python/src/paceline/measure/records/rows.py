@@ -240,6 +240,7 @@ class RankEnvironment:
     initial_weights_sha256: str
     device: str = "cpu"  # as torch names it, with its model: "cuda:0 (NVIDIA H200)"
     numa_nodes: list[int] = field(default_factory=list)  # of the cores in `affinity`; [] if unknown
+    dilation: int = 1  # how many times slower time runs for a host that takes turns
     workers: list[WorkerEnvironment] = field(default_factory=list)  # threads with replicas
     # of a script's rank; equal on ranks that hold the same samples, as in tensor parallel
     first_batch_sha256: str | None = None

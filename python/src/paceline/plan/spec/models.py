@@ -187,6 +187,9 @@ class TuneSettings(SpecTable):
     mpi_parameters: Annotated[tuple[McaParameters, ...], FROM_LIST] | None = None
 
 
+LONGEST_INTERVAL_S: float = 10  # between two samples
+
+
 class TelemetrySettings(SpecTable):
     """[telemetry]: the sidecar. Port 0 takes any free one; -1 serves no metrics.
 
@@ -194,7 +197,7 @@ class TelemetrySettings(SpecTable):
     USER:PASSWORD, bearer_token_file the token.
     """
 
-    interval_s: Annotated[float, Field(ge=0.1, le=10, strict=False)] = 1.0
+    interval_s: Annotated[float, Field(ge=0.1, le=LONGEST_INTERVAL_S, strict=False)] = 1.0
     listen_host: str = "127.0.0.1"
     listen_port: Annotated[int, Field(ge=-1, le=65535)] = 0
     enabled: bool = True

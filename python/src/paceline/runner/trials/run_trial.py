@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import shlex
 import shutil
 import time
@@ -20,8 +21,10 @@ from paceline.measure.records.files import read_json, write_json, write_text
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import FailureRow, Outcome
 from paceline.measure.records.tables import compact_trial
+from paceline.measure.records.virtual_clock import DILATION_VARIABLE
 from paceline.measure.telemetry import SidecarHandle
 from paceline.plan.spec.extensions import LAUNCHERS
+from paceline.plan.spec.models import LONGEST_INTERVAL_S
 from paceline.plan.trials.sample_order import SampleOrder
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import SIDECAR_HOST_VARIABLE
@@ -49,6 +52,7 @@ def is_finished(files: TrialFiles) -> bool:
 
 def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     """Run one trial, with new starts after failures as `restarts` allows; record the outcome."""
+    trial = slowed(trial, int(os.environ.get(DILATION_VARIABLE, "1")))
     write_trial(trial, files)
     attempts = 1 if LAUNCHERS.get(trial.launcher).restarts_ranks else 1 + trial.restarts
     started_s = time.monotonic()
@@ -69,6 +73,24 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     if outcome.status == "ok":
         _after_good_end(trial, files)
     return outcome
+
+
+def slowed(trial: Trial, dilation: int) -> Trial:
+    """Return the trial with limits and sampling interval for hosts whose time runs slower."""
+    if dilation == 1:
+        return trial
+    given = trial.limits.model_dump()
+    limits = {
+        name: dilation * given[name]
+        for name in ("trial_s", "rendezvous_s", "slots_s", "collective_s")
+    }
+    interval_s = min(LONGEST_INTERVAL_S, dilation * trial.telemetry.interval_s)
+    return trial.model_copy(
+        update={
+            "limits": trial.limits.model_copy(update=limits),
+            "telemetry": trial.telemetry.model_copy(update={"interval_s": interval_s}),
+        }
+    )
 
 
 def run_followed(
