@@ -42,6 +42,20 @@ def command() -> None:
 @click.option(
     "--bandwidth", metavar="RATE", help='Of each link: "1gbit", "100mbit"; default: unlimited.'
 )
+@click.option(
+    "--turns",
+    is_flag=True,
+    help="Give every host the same cores and let the hosts run one after the other; needs --cores "
+    "and --bandwidth.",
+)
+@click.option(
+    "--slice",
+    "slice_ms",
+    metavar="MS",
+    type=int,
+    default=10,
+    help="Of a host with --turns, in milliseconds: 5 to 20.",
+)
 @click.option("--no-spark", is_flag=True, help="Do not start Spark.")
 @click.option(
     "--logs", metavar="DIR", type=click.Path(path_type=Path), help="Keep the logs of Spark in DIR."
@@ -153,6 +167,11 @@ def _described(record: LabRecord) -> str:
     settings = record.settings
     rate = settings.bandwidth or "as fast as this machine copies"
     lines = [f"lab {record.name}: {len(record.hosts)} hosts, links {rate}"]
+    if settings.turns:
+        lines.append(
+            f"  turns   of {settings.slice_ms} ms, everything takes {settings.dilation} times "
+            f"longer (slices in {record.slices})"
+        )
     for host in record.hosts:
         cores = ",".join(map(str, host.cores)) or "all"
         lines.append(f"  host    {host.name}  {host.address}  cores {cores}")

@@ -15,11 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from paceline.base.errors import EnvironmentLacks, TimedOut
+from paceline.base.errors import EnvironmentLacks, TimedOut, UsageError
 from paceline.base.host.processes import command_line_of, kill_until_gone, pids_with_variable, send
 from paceline.collectives.host import wait_until
 from paceline.measure.records.files import write_text
+from paceline.measure.records.virtual_clock import DILATION_VARIABLE
 from paceline.plan.spec.values import bits_per_s
+from paceline.runner.lab import turns
 from paceline.runner.lab.record import (
     INTERFACE,
     NAME_VARIABLE,
@@ -44,7 +46,7 @@ _BURST_BYTES = 2 * 1514
 _PAYLOAD = 0.9  # share of a frame that headers certainly leave
 _SEGMENT_BYTES = 65536  # the largest ones of a link without a limit
 _BURST_S = 0.001
-_QUEUE = "50ms"
+_QUEUE_MS = 50
 
 
 def why_not() -> str | None:
@@ -84,9 +86,12 @@ def make(record: LabRecord) -> None:
 def shape(record: LabRecord, rate: str | None) -> None:
     """Limit the rate of each host's link in both directions; None removes the limit.
 
+    Where hosts take turns, the rate is divided by their number, and None is refused (UsageError).
     Both ends of the link have a token bucket. TCP retransmits what a full queue drops. tc counts
     the bytes of Ethernet frames without preamble, checksum and gap.
     """
+    if rate is None and record.settings.turns:
+        raise UsageError("a link of hosts that take turns needs a rate, for example 1gbit")
     for host in record.hosts:
         for namespace, interface in ((host.namespace, INTERFACE), (record.hub, _port(host))):
             queue = ("ip", "netns", "exec", namespace, "tc", "qdisc")
@@ -95,12 +100,14 @@ def shape(record: LabRecord, rate: str | None) -> None:
                 with suppress(EnvironmentLacks):  # there was no limit
                     _run(*queue, "delete", "dev", interface, "root")
             else:
-                bits = round(bits_per_s(rate))
-                burst = max(_BURST_BYTES, round(bits / 8 * _BURST_S))
+                dilation = record.settings.dilation
+                bits = round(bits_per_s(rate) / dilation)
+                queue_time = f"{_QUEUE_MS * dilation}ms"
+                burst = max(_BURST_BYTES, round(bits / 8 * _BURST_S * dilation))
                 segment = min(segment, round(burst * _PAYLOAD))
                 _run(
                     *queue, "replace", "dev", interface, "root", "tbf",
-                    "rate", f"{bits}bit", "burst", f"{burst}b", "latency", _QUEUE,
+                    "rate", f"{bits}bit", "burst", f"{burst}b", "latency", queue_time,
                 )  # fmt: skip
             _run("ip", "-n", namespace, "link", "set", interface, "gso_max_size", str(segment))
 
@@ -190,7 +197,7 @@ _JVM = "-XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 # The master stops using a host this long after its last heartbeat. Spark's default is a minute, in
 # which it may start executors there. Workers report four times in it.
-_WORKER_TIMEOUT = "-Dspark.worker.timeout=20"
+_WORKER_TIMEOUT_S = 20
 
 
 def write_programs(record: LabRecord) -> None:
@@ -218,10 +225,15 @@ def entrance(record: LabRecord, host: Host) -> str:
     )
     settings += "".join(
         f'export {name}="${{{name}:-}} "{shlex.quote(value)}\n'
-        for name, value in jvm_options(host).items()
+        for name, value in jvm_options(host, record.settings.dilation).items()
     )
+    joining = ""
+    if record.settings.turns:
+        # before all else: what a process does outside of its group takes no turns
+        joining = turns.joining(record.guardian, host.namespace)
     return (
-        f"#!/bin/sh\n# Runs a command on host {host.name} of lab {record.name}.\n{settings}"
+        f"#!/bin/sh\n# Runs a command on host {host.name} of lab {record.name}.\n"
+        f"{joining}{settings}"
         f'[ $# -gt 0 ] || set -- "${{SHELL:-sh}}"\n'
         f'exec {shlex.join(words)} sh -c \'hostname {host.name} && exec "$@"\' sh "$@"\n'
     )
@@ -255,15 +267,19 @@ def environment(record: LabRecord, host: Host) -> dict[str, str]:
     }
     if record.settings.spark:
         found["PACELINE_LAB_SPARK_MASTER"] = record.spark_master
+    if record.settings.turns:
+        found[DILATION_VARIABLE] = str(record.settings.dilation)
+        found["PACELINE_LAB_SLICES"] = str(record.slices)
     return found
 
 
-def jvm_options(host: Host) -> dict[str, str]:
+def jvm_options(host: Host, dilation: int = 1) -> dict[str, str]:
     """Return the variables with options of JVMs on the host; a user's own options come first."""
     folder = f"-Djava.io.tmpdir={host.temporary}"
+    limit = f"-Dspark.worker.timeout={_WORKER_TIMEOUT_S * dilation}"
     return {
         "SPARK_SUBMIT_OPTS": f"-XX:-UsePerfData {folder}",
-        "SPARK_DAEMON_JAVA_OPTS": f"{_JVM} {_WORKER_TIMEOUT} {folder}",
+        "SPARK_DAEMON_JAVA_OPTS": f"{_JVM} {limit} {folder}",
     }
 
 
@@ -322,15 +338,24 @@ def is_abandoned(record: LabRecord | None) -> bool:
 
 def _remove(name: str, record: LabRecord | None, registry: Registry) -> bool:
     spaces = namespaces_among(namespaces(), name)
+    groups = _groups(record, spaces, name)
+    turns.stop(name, groups)  # a frozen process ignores signals
     _end_processes(name, spaces)
     for namespace in spaces:
         delete(namespace)
     _end_processes(name, [])  # some may have been about to enter a namespace
+    turns.delete_groups(groups)
     if record is not None:
         _delete_files(record)
     known = registry.file(name).exists()
     registry.forget(name)
     return bool(spaces) or known
+
+
+def _groups(record: LabRecord | None, spaces: list[str], name: str) -> list[str]:
+    """Return the names of control groups that the lab may have."""
+    hosts = [namespace for namespace in spaces if namespace != hub_of(name)]
+    return hosts if record is None else record.groups
 
 
 def _end_processes(name: str, spaces: list[str]) -> None:

@@ -22,6 +22,7 @@ from paceline.plan.spec.values import bits_per_s
 
 NAME_VARIABLE = "PACELINE_LAB"  # set in all processes of a lab
 MOST_HOSTS = 64
+SHORTEST_SLICE_MS, LONGEST_SLICE_MS = 5, 20
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
 
@@ -33,6 +34,8 @@ class LabSettings:
     slots: ranks or Spark cores that a host offers; None: the number of its cores.
     bandwidth: maximum rate of each host in each direction, such as "1gbit" or "1 Gbit/s"; None:
     no limit.
+    turns: each host has `cores`, the same ones, and the hosts run one after the other for
+    `slice_ms`; everything takes as many times longer as there are hosts.
     spark: start a standalone master on the first host and a worker on each host.
     """
 
@@ -40,6 +43,8 @@ class LabSettings:
     cores: int | None = None
     slots: int | None = None
     bandwidth: str | None = None
+    turns: bool = False
+    slice_ms: int = 10
     spark: bool = False
 
     def check(self) -> None:
@@ -51,6 +56,29 @@ class LabSettings:
                 raise UsageError(f"{name} of a host: expected at least 1, got {value}")
         if self.bandwidth is not None:
             bits_per_s(self.bandwidth)
+        if self.turns:
+            self._check_turns()
+
+    def _check_turns(self) -> None:
+        if self.hosts < 2:
+            raise UsageError(f"turns need at least 2 hosts, got {self.hosts}")
+        if self.cores is None:
+            raise UsageError("hosts that take turns need a number of cores, for example cores = 2")
+        if self.bandwidth is None:
+            raise UsageError(
+                "hosts that take turns need a bandwidth, for example 1gbit: a link without a limit "
+                "cannot be slowed"
+            )
+        if not SHORTEST_SLICE_MS <= self.slice_ms <= LONGEST_SLICE_MS:
+            raise UsageError(
+                f"slice of a host: expected {SHORTEST_SLICE_MS} to {LONGEST_SLICE_MS} ms, got "
+                f"{self.slice_ms}"
+            )
+
+    @property
+    def dilation(self) -> int:
+        """Return how many times longer everything takes than on hosts of their own."""
+        return self.hosts if self.turns else 1
 
     def slots_per_host(self) -> int:
         """Return the slots of a host for the host list and the Spark workers."""
@@ -63,6 +91,12 @@ class LabSettings:
         """
         if self.cores is None:
             return []
+        if self.turns and self.cores <= len(here):
+            return here[: self.cores]
+        if self.turns:
+            raise EnvironmentLacks(
+                f"a host with {self.cores} cores was requested, this process may use {len(here)}"
+            )
         if self.hosts * self.cores > len(here):
             raise EnvironmentLacks(
                 f"a lab of {self.hosts} hosts with {self.cores} cores each needs "
@@ -132,6 +166,21 @@ class LabRecord:
     def hostfile(self) -> Path:
         """Return the path of the host list for Open MPI, with slots."""
         return Path(self.folder, "hosts")
+
+    @property
+    def groups(self) -> list[str]:
+        """Return the names of the hosts' control groups, if they take turns."""
+        return [host.namespace for host in self.hosts] if self.settings.turns else []
+
+    @property
+    def guardian(self) -> Path:
+        """Return the path of the file with the process id of the turns' guardian."""
+        return Path(self.folder, "guardian")
+
+    @property
+    def slices(self) -> Path:
+        """Return the path of the record of turns."""
+        return Path(self.logs, "slices")
 
     @property
     def agent(self) -> Path:

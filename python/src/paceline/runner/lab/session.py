@@ -15,7 +15,7 @@ from typing import Self
 from paceline.base.errors import EnvironmentLacks, TimedOut, UsageError
 from paceline.base.host.processes import kill_until_gone, send
 from paceline.collectives.host import Process
-from paceline.runner.lab import network
+from paceline.runner.lab import network, turns
 from paceline.runner.lab.network import FOLDER_PREFIX, remove, remove_abandoned
 from paceline.runner.lab.record import (
     NAME_VARIABLE,
@@ -97,10 +97,14 @@ class Lab:
         reason = network.why_not()
         if reason is not None:
             raise EnvironmentLacks(f"no lab can be made here: {reason}")
+        if self.record.settings.turns and (lacking := turns.why_no_turns()) is not None:
+            raise EnvironmentLacks(f"hosts cannot take turns here: {lacking}")
         abandoned = self._register()
         try:
             network.write_programs(self.record)
             network.make(self.record)
+            if self.record.settings.turns:
+                self._begun.append(turns.start(self.record))
             if self.record.settings.spark:
                 start_spark(self.record, self._begun)
         except BaseException:

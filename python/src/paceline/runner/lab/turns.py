@@ -1,0 +1,314 @@
+"""Hosts of a lab that take turns: all but one are frozen, and each has all its cores in its slice.
+
+A scheduler outside of the hosts freezes one and thaws the next (the freezer of control groups,
+version 1 or `cgroup.freeze` of version 2). Its parent, the guardian, thaws all hosts if the
+scheduler ends or does not report for a second: a frozen process of version 1 ignores SIGKILL.
+The scheduler ends when the guardian does.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from paceline.base.errors import EnvironmentLacks, TimedOut
+from paceline.base.host.processes import kill_until_gone, pids_with_variable, send
+from paceline.collectives.host import wait_until
+from paceline.measure.records.files import write_text
+from paceline.measure.records.virtual_clock import Slice, header, line
+from paceline.runner.lab.record import LabRecord
+
+TURNS_VARIABLE = "PACELINE_LAB_TURNS"  # set in scheduler and guardian: the lab's name
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_FREEZE_S = 0.5
+_POLL_S = 50e-6
+_REPORT_S = 1.0  # without a report of the scheduler for so long, the guardian thaws
+_STOP_S = 5.0
+_START_S = 20.0
+_PROGRAM = f"from {__name__} import main; main()"
+_PRIORITY = 10  # of SCHED_FIFO
+_SHORTEST = 1 / 4  # of a slice, for a host that ran too long before
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A control group that can be frozen."""
+
+    folder: Path
+    version: int  # of control groups: 1 or 2
+
+    def make(self) -> None:
+        """Raises EnvironmentLacks."""
+        try:
+            self.folder.mkdir(exist_ok=True)
+            self.thaw()
+        except OSError as error:
+            raise EnvironmentLacks(
+                f"{self.folder}: no control group can be made: {error}"
+            ) from error
+
+    def freeze(self) -> None:
+        """Freeze all processes and return when they stand still. Raises TimedOut."""
+        deadline_s = time.monotonic() + _FREEZE_S
+        self._write(frozen=True)
+        while not self.is_frozen():
+            if time.monotonic() > deadline_s:
+                raise TimedOut(f"{self.folder}: not frozen after {_FREEZE_S:g} s")
+            time.sleep(_POLL_S)
+
+    def thaw(self) -> None:
+        self._write(frozen=False)
+
+    def is_frozen(self) -> bool:
+        """Return whether all processes stand still."""
+        if self.version == 1:
+            return (self.folder / "freezer.state").read_text() == "FROZEN\n"
+        return "frozen 1" in (self.folder / "cgroup.events").read_text().splitlines()
+
+    def _write(self, *, frozen: bool) -> None:
+        if self.version == 1:
+            (self.folder / "freezer.state").write_text("FROZEN" if frozen else "THAWED")
+        else:
+            (self.folder / "cgroup.freeze").write_text("1" if frozen else "0")
+
+
+def joining(guardian: Path, name: str) -> str:
+    """Return the line of a shell script that adds the shell to a group.
+
+    guardian: file with the guardian's process id. A host has a /sys of its own (ip-netns(8)), so
+    the group is found from the root folder of the guardian.
+    """
+    [group] = groups_of([name])
+    pid = f"$(cat {shlex.quote(str(guardian))})"
+    return f'echo $$ > "/proc/{pid}/root"{shlex.quote(str(group.folder))}/cgroup.procs || exit 1\n'
+
+
+def groups_of(names: Sequence[str]) -> list[Group]:
+    """Return the groups with these names below the group of this process.
+
+    Raises EnvironmentLacks if this machine has no freezer.
+    """
+    folder, version = _freezer()
+    return [Group(folder / name, version) for name in names]
+
+
+def why_no_turns() -> str | None:
+    """Return the reason why hosts cannot take turns here; None if they can."""
+    try:
+        [group] = groups_of([f"paceline-try-{os.getpid()}"])
+        group.make()
+    except EnvironmentLacks as error:
+        return str(error)
+    try:
+        group.freeze()
+    except (OSError, TimedOut) as error:
+        return f"the freezer of control groups is not writable: {error}"
+    finally:
+        with suppress(OSError):
+            group.thaw()
+        with suppress(OSError):
+            group.folder.rmdir()
+    return None
+
+
+def _freezer() -> tuple[Path, int]:
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    paths = {kinds: path for _, kinds, path in (each.split(":", 2) for each in lines)}
+    if "freezer" in paths and (_CONTROL_GROUPS / "freezer").is_dir():
+        return _CONTROL_GROUPS / "freezer" / paths["freezer"].lstrip("/"), 1
+    for root in (_CONTROL_GROUPS, _CONTROL_GROUPS / "unified"):
+        if "" in paths and (root / "cgroup.controllers").exists():
+            return root / paths[""].lstrip("/"), 2
+    raise EnvironmentLacks(
+        f"{_CONTROL_GROUPS}: expected the freezer of control groups (version 1) or version 2; in a "
+        "container, mount it writable"
+    )
+
+
+# --- from outside: start and end --------------------------------------------------------------
+
+
+def start(record: LabRecord) -> subprocess.Popen[bytes]:
+    """Make the groups, start guardian and scheduler; return when slices are recorded.
+
+    Raises EnvironmentLacks.
+    """
+    slices, slice_ms = record.slices, record.settings.slice_ms
+    for group in groups_of(record.groups):
+        group.make()
+    log = slices.with_suffix(".log")
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(slice_ms), str(slices), *record.groups],
+            env={**os.environ, TURNS_VARIABLE: record.name},
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,
+        )
+    write_text(record.guardian, str(process.pid))
+    wait_until(lambda: _has_slices(slices) or process.poll() is not None, _START_S)
+    if process.poll() is not None or not _has_slices(slices):
+        said = log.read_text("utf-8", "replace").strip()[-500:]
+        raise EnvironmentLacks(f"hosts cannot take turns, their scheduler did not start: {said}")
+    return process
+
+
+def stop(lab: str, names: Sequence[str]) -> None:
+    """End guardian and scheduler and thaw all hosts; safe to repeat. Raises TimedOut."""
+
+    def alive() -> set[int]:
+        return pids_with_variable(TURNS_VARIABLE, lab)
+
+    try:
+        send(alive(), signal.SIGTERM)
+        wait_until(lambda: not alive(), _STOP_S, poll_s=0.05)
+        if not kill_until_gone(alive, _STOP_S):
+            raise TimedOut(f"scheduler of lab {lab} is alive {_STOP_S:g} s after SIGKILL")
+    finally:
+        thaw(names)
+
+
+def thaw(names: Sequence[str]) -> None:
+    """Thaw the groups that exist."""
+    with suppress(EnvironmentLacks):
+        for group in groups_of(names):
+            if group.folder.is_dir():
+                group.thaw()
+
+
+def delete_groups(names: Sequence[str]) -> None:
+    """Delete the groups, when their processes have ended. Raises TimedOut."""
+    with suppress(EnvironmentLacks):
+        for group in groups_of(names):
+            if not wait_until(lambda: _deleted(group.folder), _STOP_S, poll_s=0.05):  # noqa: B023
+                raise TimedOut(f"{group.folder}: its processes are alive after {_STOP_S:g} s")
+
+
+def _deleted(folder: Path) -> bool:
+    with suppress(OSError):
+        folder.rmdir()
+    return not folder.exists()
+
+
+def _has_slices(path: Path) -> bool:
+    return path.exists() and path.read_bytes().count(b"\n") > 1
+
+
+# --- the scheduler ----------------------------------------------------------------------------
+
+
+def length_ns(ran_ns: int, turn: int, slice_ns: int) -> int:
+    """Return the length of a host's slice, with which its clock agrees with that of the others.
+
+    ran_ns: time that the host has run. turn: number of its slices before this one.
+    A slice that ended late is followed by a shorter one.
+    """
+    return max(round(slice_ns * _SHORTEST), (turn + 1) * slice_ns - ran_ns)
+
+
+def take_turns(groups: Sequence[Group], slice_ms: int, slices: Path, report: int) -> None:
+    """Run one host after the other until SIGTERM or the end of the guardian; then thaw all.
+
+    report: descriptor of the pipe to the guardian.
+    """
+    guardian, slice_ns = os.getppid(), slice_ms * 1_000_000
+    ran_ns, turn, ending = [0] * len(groups), 0, Ending()
+    try:
+        with slices.open("w", encoding="utf-8") as rows:
+            rows.write(header(time.time_ns() - time.monotonic_ns(), len(groups), slice_ms))
+            for group in groups:
+                group.freeze()
+            while not ending.asked and os.getppid() == guardian:
+                for host, group in enumerate(groups):
+                    asked_ns = length_ns(ran_ns[host], turn, slice_ns)
+                    done = _run(group, asked_ns)
+                    ran_ns[host] += done.length_ns
+                    rows.write(line(host, done))
+                    os.write(report, b".")
+                turn += 1
+                rows.flush()
+    finally:
+        _thaw_all(groups)
+
+
+def _run(group: Group, asked_ns: int) -> Slice:
+    start_ns = time.monotonic_ns()
+    group.thaw()
+    time.sleep(max(0, start_ns + asked_ns - time.monotonic_ns()) / 1e9)
+    group.freeze()
+    return Slice(start_ns, time.monotonic_ns())
+
+
+class Ending:
+    """Notes SIGTERM, SIGINT and SIGHUP."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._note)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+
+
+# --- the guardian -----------------------------------------------------------------------------
+
+
+def guard(groups: Sequence[Group], scheduler: int, reports: int) -> None:
+    """Return when the scheduler has ended, with all hosts thawed.
+
+    reports: descriptor of the pipe from the scheduler. A scheduler that does not report is killed.
+    """
+    ending = Ending()
+    try:
+        while True:
+            if ending.asked:
+                os.kill(scheduler, signal.SIGTERM)
+            ready, _, _ = select.select([reports], [], [], _REPORT_S)
+            if not ready or not os.read(reports, 4096):
+                return
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(scheduler, signal.SIGKILL)
+        os.waitpid(scheduler, 0)
+        _thaw_all(groups)
+
+
+def _thaw_all(groups: Sequence[Group]) -> None:
+    for group in groups:
+        with suppress(OSError):  # one that was deleted must not keep the others frozen
+            group.thaw()
+
+
+def _prefer() -> None:
+    """Ask for real-time priority; without it slices are as exact as the machine is idle."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+    except OSError as error:
+        print(f"no real-time priority: {error}", file=sys.stderr)
+
+
+def main() -> None:
+    """Run as guardian, with the scheduler as child. Arguments: milliseconds, file, groups."""
+    slice_ms, slices, *names = sys.argv[1:]
+    groups = groups_of(names)
+    _prefer()
+    reports, report = os.pipe()
+    scheduler = os.fork()
+    if scheduler == 0:
+        os.close(reports)
+        take_turns(groups, int(slice_ms), Path(slices), report)
+    else:
+        os.close(report)
+        guard(groups, scheduler, reports)

@@ -1,0 +1,96 @@
+"""Settings and arithmetic of hosts that take turns, with folders in place of control groups."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.base.errors import EnvironmentLacks, TimedOut, UsageError
+from paceline.runner.lab import LabSettings, turns
+from paceline.runner.trials.run_trial import slowed
+
+MS = 1_000_000
+
+
+def settings(**changes):
+    return LabSettings(**{"turns": True, "cores": 2, "bandwidth": "1gbit", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cores": None}, "a number of cores"),
+        ({"bandwidth": None}, "cannot be slowed"),
+        ({"hosts": 1}, "at least 2 hosts"),
+        ({"slice_ms": 4}, "expected 5 to 20 ms"),
+        ({"slice_ms": 21}, "expected 5 to 20 ms"),
+    ],
+)
+def test_turns_that_cannot_be_are_refused(changes, said):
+    with pytest.raises(UsageError, match=said):
+        settings(**changes).check()
+
+
+def test_all_hosts_have_the_same_cores_and_time_runs_slower():
+    four = settings(hosts=4)
+    four.check()
+    assert [four.cores_of(number, [1, 3, 5]) for number in range(4)] == [[1, 3]] * 4
+    assert (four.dilation, LabSettings(hosts=4).dilation) == (4, 1)
+
+
+def test_a_host_with_more_cores_than_there_are_is_refused():
+    with pytest.raises(EnvironmentLacks, match="2 cores was requested, this process may use 1"):
+        settings().cores_of(0, [0])
+
+
+@pytest.mark.parametrize(
+    ("ran_ms", "turn", "length_ms"),
+    [
+        (0, 0, 10),
+        (10, 1, 10),
+        (14, 1, 6),  # its last slice ended late
+        (30, 1, 2.5),  # much too late: it still runs a little
+        (18, 2, 12),  # it ended early
+    ],
+)
+def test_slices_keep_the_clocks_of_all_hosts_together(ran_ms, turn, length_ms):
+    assert turns.length_ns(ran_ms * MS, turn, 10 * MS) == length_ms * MS
+
+
+@pytest.fixture(params=[1, 2])
+def group(request, tmp_path):
+    name, text = {1: ("freezer.state", "THAWED\n"), 2: ("cgroup.events", "frozen 0\n")}[
+        request.param
+    ]
+    (tmp_path / name).write_text(text)
+    return turns.Group(tmp_path, request.param)
+
+
+def test_group_that_does_not_freeze_is_an_error(group, monkeypatch):
+    monkeypatch.setattr(turns, "_FREEZE_S", 0.01)
+    with pytest.raises(TimedOut, match="not frozen"):
+        group.freeze()
+
+
+def test_group_stands_still_when_the_kernel_says_so(group):
+    state = {1: ("freezer.state", "FROZEN\n"), 2: ("cgroup.events", "populated 1\nfrozen 1\n")}
+    name, text = state[group.version]
+    assert not group.is_frozen()
+    (group.folder / name).write_text(text)
+    assert group.is_frozen()
+
+
+def test_no_freezer_is_lacking_with_the_reason(monkeypatch, tmp_path):
+    monkeypatch.setattr(turns, "_CONTROL_GROUPS", tmp_path)
+    assert "expected the freezer of control groups" in str(turns.why_no_turns())
+
+
+def test_limits_and_samples_of_a_trial_wait_for_slower_time(make_trial):
+    trial = make_trial()
+    limits, telemetry = trial.limits, trial.telemetry
+    found = slowed(trial, 4)
+    assert found.limits.collective_s == 4 * limits.collective_s
+    assert found.limits.trial_s == 4 * limits.trial_s
+    assert found.telemetry.interval_s == min(10, 4 * telemetry.interval_s)
+    assert found.id == trial.id
+    assert type(trial).model_validate_json(slowed(trial, 64).model_dump_json()).id == trial.id
+    assert slowed(trial, 1) is trial
