@@ -65,7 +65,8 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
     steps = global_steps(record, table)
     hosts = read_hosts(record.files)
     first = None
-    if record.outcome is not None and len(steps.step) and steps.step[0] == 0:
+    started = len(steps.step) > 0 and steps.step[0] == 0
+    if record.outcome is not None and started and record.dilation == 1:  # sleeps are not slowed
         first = float(steps.ended_unix_s[0]) - record.outcome.launched_unix_s
     samples, seconds, counts = steps.rounds(record.trial.round_steps)
     step_s = seconds / counts

@@ -10,6 +10,7 @@ import click
 from paceline.analysis.between_runs.two_runs import explain_runs
 from paceline.analysis.compare.run import explain_pair, explain_workload
 from paceline.analysis.explain.explanation import EXPLAIN_SCHEMA, Explanation
+from paceline.analysis.trial.resource_checks import turns_flags
 from paceline.base.errors import NotComparable
 from paceline.cli.console import plain_console, print_json, print_text
 from paceline.cli.options import (
@@ -84,6 +85,8 @@ def command(
         print_json({"schema": EXPLAIN_SCHEMA, "explanations": documents})
         return
     _show(run, explanations)
+    for flag in turns_flags(run.trials):
+        print_text(f"! {flag}")
 
 
 def _explanations(run: RunData, pair: Pair | None, only: str | None) -> list[Explanation]:

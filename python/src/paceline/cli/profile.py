@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from paceline.analysis.trial.communication import trial_communication
+from paceline.analysis.trial.resource_checks import turns_flags
 from paceline.base.errors import DataError
 from paceline.cli.console import plain_console, print_json, print_text
 from paceline.cli.options import json_option, run_dir_argument
@@ -38,3 +39,6 @@ def command(run_dir: Path, trial: str | None, as_json: bool) -> None:
     else:
         plain_console().print(overview(found))
         print_text(f"\nin detail: paceline profile {run_dir} --trial {found[0].trial}")
+    if not as_json:
+        for flag in turns_flags(records):
+            print_text(f"! {flag}")

@@ -122,11 +122,7 @@ def test_clock_within_its_uncertainty_is_not_flagged() -> None:
 
 
 def test_hosts_that_took_turns_are_named_with_their_dilation() -> None:
-    ranks = [
-        SimpleNamespace(environment=SimpleNamespace(dilation=2)),
-        SimpleNamespace(environment=None),
-    ]
-    emulated: Any = SimpleNamespace(ranks=ranks)
+    emulated: Any = SimpleNamespace(dilation=2)
     (sentence,) = turns_flags([emulated, emulated])
     assert sentence.startswith("hosts of 2 trials were emulated: 2 hosts took turns")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -138,3 +139,15 @@ def test_package_sensor_replaces_those_of_its_cores(host, monkeypatch) -> None:
 def test_slow_values_are_read_only_when_they_are_due(host: Host) -> None:
     slow = {"cpu_frequency_hertz", "minor_page_faults", "major_page_faults", "gpus"}
     assert host.row().keys() - host.reader.read(slow=False).keys() == slow
+
+
+def test_host_that_takes_turns_has_the_cpu_time_of_its_control_group(host, tmp_path) -> None:
+    usage = tmp_path / "cpuacct.usage"
+    usage.write_text("1500000000\n")
+    row = HostReader(7, cpu_time=usage, gpus=dict, block_devices=tmp_path).read(slow=False)
+    assert row["cpu_seconds"] == {"user": 1.5}
+    assert row["cpu_cores"] == len(os.sched_getaffinity(0))
+    assert not {"core_busy_s", "load", "pressure"} & set(row)
+    usage.unlink()  # the guardian has ended
+    row = HostReader(7, cpu_time=usage, gpus=dict, block_devices=tmp_path).read(slow=False)
+    assert "cpu_seconds" not in row

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paceline.base.errors import EnvironmentLacks, TimedOut, UsageError
@@ -94,3 +96,22 @@ def test_limits_and_samples_of_a_trial_wait_for_slower_time(make_trial):
     assert found.id == trial.id
     assert type(trial).model_validate_json(slowed(trial, 64).model_dump_json()).id == trial.id
     assert slowed(trial, 1) is trial
+
+
+def test_processes_join_the_group_of_the_freezer_and_that_of_the_cpu_time(monkeypatch, tmp_path):
+    freezer, accounting = Path("/groups/freezer"), Path("/groups/cpuacct")
+    monkeypatch.setattr(turns, "_freezer", lambda: (freezer, 1, accounting))
+    script = turns.joining(tmp_path / "guardian", "paceline-l-0")
+    root = f'"/proc/$(cat {tmp_path}/guardian)/root"'
+    assert script.splitlines() == [
+        f"echo $$ > {root}/groups/freezer/paceline-l-0/cgroup.procs || exit 1",
+        f"echo $$ > {root}/groups/cpuacct/paceline-l-0/cgroup.procs || exit 1",
+        f"export PACELINE_LAB_CPU_TIME={root}/groups/cpuacct/paceline-l-0/cpuacct.usage",
+    ]
+
+
+def test_version_2_has_one_group_for_both(monkeypatch, tmp_path):
+    monkeypatch.setattr(turns, "_freezer", lambda: (tmp_path, 2, tmp_path))
+    [group] = turns.groups_of(["paceline-l-0"])
+    assert group.folders == (tmp_path / "paceline-l-0",)
+    assert group.cpu_time == tmp_path / "paceline-l-0/cpu.stat"

@@ -20,6 +20,7 @@ from paceline.show.report.document import charts, render
 from paceline.show.report.figures.charts import colours, rank_time_chart
 from paceline.show.report.provenance import worst_checks
 from paceline.show.report.section import Section
+from paceline.show.report.table import comparison_text
 
 _MIB = 2**20
 
@@ -211,3 +212,32 @@ def test_checks_of_repeats_are_combined_by_name(tmp_path: Path) -> None:
     found = worst_checks([first.equivalence, other])
     assert set(found) == {*(check.name for check in first.equivalence.checks), "not checked"}
     assert [name for name, check in found.items() if check.passed is False] == [failed.name]
+
+
+def test_every_figure_and_table_says_that_hosts_took_turns(tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    for _, files in run.trials():
+        for _, rank in files.ranks():
+            found = json.loads(rank.environment.read_text())
+            rank.environment.write_text(json.dumps({**found, "dilation": 2}))
+    comparison = compare_run(run)
+    mark = "hosts in turns (dilation 2)"
+    assert any("2 hosts took turns" in flag for flag in comparison.flags)
+    figures = charts(comparison)
+    assert figures
+    assert all(chart.title.endswith(mark) for chart in figures.values())
+    for section in document.page_sections(comparison):
+        assert all(title.endswith(mark) for title in table_titles(section))
+    assert mark in comparison_text(comparison)
+    rows = [trial for trials in comparison.trials.values() for trial in trials]
+    assert all(trial.time_to_first_step_s is None for trial in rows)
+    assert all(trial.disturbance is None for trial in rows)
+    for phases in (each for trial in rows for each in trial.phases):
+        assert {phases.whole[name] for name in ("launch", "imports", "teardown")} == {None}
+        known = [value for value in phases.whole.values() if value is not None]
+        assert sum(known) == pytest.approx(phases.wall_s)
+
+
+def table_titles(section: Section) -> list[str]:
+    own = [] if section.table is None else [section.table.title]
+    return own + [title for part in section.parts for title in table_titles(part)]

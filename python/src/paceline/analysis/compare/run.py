@@ -100,6 +100,12 @@ class Comparison:
     def row(self, configuration: str) -> Row:
         return next(row for row in self.rows if row.configuration == configuration)
 
+    @property
+    def dilation(self) -> int:
+        """Return how many lab hosts took turns on the same cores; 1 if each had its own."""
+        found = (trial.record.dilation for each in self.trials.values() for trial in each)
+        return max(found, default=1)
+
     def to_json(self) -> dict[str, Any]:
         """Return the document of the command line contract.
 

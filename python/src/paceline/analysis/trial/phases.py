@@ -7,7 +7,7 @@ the rest of a step. Therefore the phases of a rank always add up to the wall tim
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -44,7 +44,16 @@ def trial_phases(record: TrialRecord, steps: RankSteps) -> list[RankPhases]:
     launched, ended = record.outcome.launched_unix_s, record.outcome.ended_unix_s
     sums = _by_rank(steps, mean=False)
     means = mean_steps(steps.steady())
-    return [_rank_phases(r, launched, ended, sums, means) for r in record.ranks]
+    found = [_rank_phases(r, launched, ended, sums, means) for r in record.ranks]
+    return [_without_start(phases) for phases in found] if record.dilation > 1 else found
+
+
+def _without_start(phases: RankPhases) -> RankPhases:
+    """Count start and end as `other` where hosts take turns: sleeps and polls are not slowed."""
+    start: Phases = dict.fromkeys(("launch", "imports", "teardown"))
+    moved = sum(phases.whole[name] or 0.0 for name in start)
+    other = (phases.whole["other"] or 0.0) + moved
+    return replace(phases, whole={**phases.whole, **start, "other": other})
 
 
 def mean_steps(steps: RankSteps) -> dict[int, Phases]:

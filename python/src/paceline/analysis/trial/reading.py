@@ -97,6 +97,12 @@ class TrialRecord:
         """Tell whether the trial ended well, so that it can be compared."""
         return self.outcome is not None and self.outcome.status == "ok"
 
+    @property
+    def dilation(self) -> int:
+        """Return how many lab hosts took turns on the same cores; 1 if each had its own."""
+        known = (rank.environment for rank in self.ranks)
+        return max((found.dilation for found in known if found is not None), default=1)
+
 
 def by_workload(records: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
     """Return the trials of each workload, in their order."""

@@ -122,14 +122,12 @@ def turns_flags(records: Sequence[TrialRecord]) -> list[str]:
     """Say that hosts took turns on the cores of one machine, so that time ran slower for them."""
     trials: dict[int, int] = defaultdict(int)
     for record in records:
-        known = (rank.environment for rank in record.ranks)
-        dilation = max((found.dilation for found in known if found is not None), default=1)
-        if dilation > 1:
-            trials[dilation] += 1
+        if record.dilation > 1:
+            trials[record.dilation] += 1
     return [
         f"hosts of {count} {'trial' if count == 1 else 'trials'} were emulated: {dilation} hosts "
-        f"took turns on the same cores. All durations are those of the machine, {dilation} times "
-        "longer than the hosts'; IOWait, context switches and CPU use say nothing about hosts"
+        f"took turns on the same cores. Times are those in which a host ran (dilation {dilation}). "
+        "Not measured: start-up, IOWait, context switches, background CPU load"
         for dilation, count in trials.items()
     ]
 

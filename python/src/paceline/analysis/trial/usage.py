@@ -318,7 +318,10 @@ class Disturbance:
 
 
 def disturbance(record: TrialRecord, hosts: Sequence[HostTrace]) -> Disturbance | None:
-    """Compute the background load of one trial; None if its hosts have too few samples."""
+    """Compute the background load of one trial; None if its hosts have too few samples, or take
+    turns: their traces have no CPU time of others."""
+    if record.dilation > 1:
+        return None
     machines: dict[str, list[_BackgroundLoad]] = defaultdict(list)
     for trace in hosts:
         load = _load_in_training(record, trace)

@@ -91,6 +91,7 @@ class TrialFiles:
     made = _File("made")  # files that the script has made in its working folder
     last_step = _File("last_step")  # after which the ranks of a script that is verified end
     injected = _File("injected.jsonl")  # failures that the run itself has caused
+    slices = _File("slices")  # of lab hosts that took turns; see records.virtual_clock
     result = _File("result.json")
     equivalence = _File("equivalence.json")  # result of the comparison with the baseline
     # averaged gradient of the first step, safetensors

@@ -243,10 +243,13 @@ class HostReader:
         self,
         cgroup_pid: int | str = "self",
         *,
+        cpu_time: Path | None = None,
         gpus: Callable[[], dict[str, dict[str, Any]]] | None = None,
         block_devices: Path = Path("/sys/block"),
     ) -> None:
-        """cgroup_pid: a process in the control group to read. The other arguments are for tests."""
+        """cgroup_pid: a process in the control group to read. cpu_time: file with the CPU time of a
+        host that takes turns with others. The other arguments are for tests."""
+        self._cpu_time = cpu_time
         self._proc = Path(psutil.PROCFS_PATH)
         self._cgroup = CgroupReader(cgroup_pid, self._proc)
         self._gpus = gpus or GpuReader().read
@@ -281,7 +284,18 @@ class HostReader:
                 "temperatures_celsius": _temperatures_celsius(),
                 "gpus": self._gpus(),
             }
+        if self._cpu_time is not None:
+            row |= self._of_turns(self._cpu_time)
         return {column: value for column, value in row.items() if value not in ({}, None)}
+
+    def _of_turns(self, cpu_time: Path) -> Row:
+        """Return what replaces the machine's use of CPU where several hosts are on its cores."""
+        used_s = _cpu_s(readable_text(cpu_time))
+        return {
+            "cpu_seconds": None if used_s is None else {"user": used_s},
+            "cpu_cores": len(os.sched_getaffinity(0)),
+            **dict.fromkeys(("core_busy_s", "load", "pressure")),
+        }
 
     def _cpu_seconds(self) -> dict[str, float]:
         """Return the CPU time since boot, summed over the cores, by disjoint modes."""

@@ -22,6 +22,7 @@ from paceline.measure.records.metrics import METRICS, SLOW_S
 from paceline.measure.records.metrics.declared import run_facts, sidecar_facts
 from paceline.measure.records.metrics.metric import Row, as_lists
 from paceline.measure.records.rows import SCHEMA, RankStatus
+from paceline.measure.records.virtual_clock import CPU_TIME_VARIABLE
 from paceline.measure.telemetry.exporter import Snapshot
 from paceline.measure.telemetry.host_reading import HostReader
 from paceline.measure.telemetry.processes import ProcessTree
@@ -98,7 +99,11 @@ class Sampler:
     def __init__(self, request: SidecarRequest, host: str) -> None:
         """Raises OSError if the trace cannot be written."""
         self._request, self._host = request, host
-        self._reader = HostReader(request.pids[0] if request.pids else "self")
+        cpu_time = os.environ.get(CPU_TIME_VARIABLE)
+        self._reader = HostReader(
+            request.pids[0] if request.pids else "self",
+            cpu_time=None if cpu_time is None else Path(cpu_time),
+        )
         self._tree = ProcessTree(request.pids, excluded=[os.getpid()])
         self._itself = psutil.Process()
         self._finder = self._tail = None

@@ -19,7 +19,7 @@ from paceline.base.errors import EnvironmentLacks, TimedOut, UsageError
 from paceline.base.host.processes import command_line_of, kill_until_gone, pids_with_variable, send
 from paceline.collectives.host import wait_until
 from paceline.measure.records.files import write_text
-from paceline.measure.records.virtual_clock import DILATION_VARIABLE
+from paceline.measure.records.virtual_clock import DILATION_VARIABLE, SLICES_VARIABLE
 from paceline.plan.spec.values import bits_per_s
 from paceline.runner.lab import turns
 from paceline.runner.lab.record import (
@@ -110,6 +110,25 @@ def shape(record: LabRecord, rate: str | None) -> None:
                     "rate", f"{bits}bit", "burst", f"{burst}b", "latency", queue_time,
                 )  # fmt: skip
             _run("ip", "-n", namespace, "link", "set", interface, "gso_max_size", str(segment))
+    if rate is not None and record.settings.turns:
+        _enlarge_buffers(record, bits_per_s(rate))
+
+
+def _enlarge_buffers(record: LabRecord, rate_bits_per_s: float) -> None:
+    """Let sockets hold what their links carry while their host is frozen, twice.
+
+    The kernel sends and receives for a frozen host as long as there is room (tcp(7)).
+    """
+    settings = record.settings
+    frozen_s = (settings.hosts - 1) * settings.slice_ms / 1000
+    needed = round(2 * rate_bits_per_s / settings.dilation / 8 * frozen_s)
+    for host in record.hosts:
+        for name in ("tcp_rmem", "tcp_wmem"):
+            place = f"/proc/sys/net/ipv4/{name}"
+            enter = ("ip", "netns", "exec", host.namespace)
+            least, default, most = _run(*enter, "cat", place).split()
+            sizes = f"{least} {default} {max(int(most), needed)}"
+            _run(*enter, "sh", "-c", f"echo {sizes} > {place}")
 
 
 def cut(record: LabRecord, host: Host, where: End = "cable") -> None:
@@ -269,7 +288,7 @@ def environment(record: LabRecord, host: Host) -> dict[str, str]:
         found["PACELINE_LAB_SPARK_MASTER"] = record.spark_master
     if record.settings.turns:
         found[DILATION_VARIABLE] = str(record.settings.dilation)
-        found["PACELINE_LAB_SLICES"] = str(record.slices)
+        found[SLICES_VARIABLE] = str(record.slices)
     return found
 
 

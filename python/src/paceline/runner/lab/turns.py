@@ -25,7 +25,12 @@ from paceline.base.errors import EnvironmentLacks, TimedOut
 from paceline.base.host.processes import kill_until_gone, pids_with_variable, send
 from paceline.collectives.host import wait_until
 from paceline.measure.records.files import write_text
-from paceline.measure.records.virtual_clock import Slice, header, line
+from paceline.measure.records.virtual_clock import (
+    CPU_TIME_VARIABLE,
+    RecordedSlices,
+    Slice,
+    line,
+)
 from paceline.runner.lab.record import LabRecord
 
 TURNS_VARIABLE = "PACELINE_LAB_TURNS"  # set in scheduler and guardian: the lab's name
@@ -46,11 +51,25 @@ class Group:
 
     folder: Path
     version: int  # of control groups: 1 or 2
+    accounting: Path | None = None  # folder of the same group with its CPU time
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Return the folders that processes join; in version 1, each controller has its own."""
+        own = self.accounting in (None, self.folder)
+        return (self.folder,) if own else (self.folder, Path(str(self.accounting)))
+
+    @property
+    def cpu_time(self) -> Path | None:
+        """Return the file with the CPU time of the group."""
+        name = "cpuacct.usage" if self.version == 1 else "cpu.stat"
+        return None if self.accounting is None else self.accounting / name
 
     def make(self) -> None:
         """Raises EnvironmentLacks."""
         try:
-            self.folder.mkdir(exist_ok=True)
+            for folder in self.folders:
+                folder.mkdir(exist_ok=True)
             self.thaw()
         except OSError as error:
             raise EnvironmentLacks(
@@ -83,14 +102,21 @@ class Group:
 
 
 def joining(guardian: Path, name: str) -> str:
-    """Return the line of a shell script that adds the shell to a group.
+    """Return the lines of a shell script that add the shell to a group and say where its CPU time
+    is.
 
     guardian: file with the guardian's process id. A host has a /sys of its own (ip-netns(8)), so
     the group is found from the root folder of the guardian.
     """
     [group] = groups_of([name])
-    pid = f"$(cat {shlex.quote(str(guardian))})"
-    return f'echo $$ > "/proc/{pid}/root"{shlex.quote(str(group.folder))}/cgroup.procs || exit 1\n'
+    root = f'"/proc/$(cat {shlex.quote(str(guardian))})/root"'
+    lines = [
+        f"echo $$ > {root}{shlex.quote(str(folder))}/cgroup.procs || exit 1"
+        for folder in group.folders
+    ]
+    if group.cpu_time is not None:
+        lines.append(f"export {CPU_TIME_VARIABLE}={root}{shlex.quote(str(group.cpu_time))}")
+    return "".join(f"{each}\n" for each in lines)
 
 
 def groups_of(names: Sequence[str]) -> list[Group]:
@@ -98,8 +124,11 @@ def groups_of(names: Sequence[str]) -> list[Group]:
 
     Raises EnvironmentLacks if this machine has no freezer.
     """
-    folder, version = _freezer()
-    return [Group(folder / name, version) for name in names]
+    folder, version, accounting = _freezer()
+    return [
+        Group(folder / name, version, None if accounting is None else accounting / name)
+        for name in names
+    ]
 
 
 def why_no_turns() -> str | None:
@@ -116,19 +145,23 @@ def why_no_turns() -> str | None:
     finally:
         with suppress(OSError):
             group.thaw()
-        with suppress(OSError):
-            group.folder.rmdir()
+        _deleted(group)
     return None
 
 
-def _freezer() -> tuple[Path, int]:
+def _freezer() -> tuple[Path, int, Path | None]:
+    """Return the folder of this process's group, the version, and the folder with its CPU time."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     paths = {kinds: path for _, kinds, path in (each.split(":", 2) for each in lines)}
     if "freezer" in paths and (_CONTROL_GROUPS / "freezer").is_dir():
-        return _CONTROL_GROUPS / "freezer" / paths["freezer"].lstrip("/"), 1
+        own = [kinds for kinds in paths if "cpuacct" in kinds.split(",")]
+        accounting = [_CONTROL_GROUPS / kinds / paths[kinds].lstrip("/") for kinds in own]
+        found = next((folder for folder in accounting if folder.is_dir()), None)
+        return _CONTROL_GROUPS / "freezer" / paths["freezer"].lstrip("/"), 1, found
     for root in (_CONTROL_GROUPS, _CONTROL_GROUPS / "unified"):
         if "" in paths and (root / "cgroup.controllers").exists():
-            return root / paths[""].lstrip("/"), 2
+            folder = root / paths[""].lstrip("/")
+            return folder, 2, folder
     raise EnvironmentLacks(
         f"{_CONTROL_GROUPS}: expected the freezer of control groups (version 1) or version 2; in a "
         "container, mount it writable"
@@ -149,13 +182,16 @@ def start(record: LabRecord) -> subprocess.Popen[bytes]:
     log = slices.with_suffix(".log")
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(slice_ms), str(slices), *record.groups],
+            [
+                sys.executable, "-c", _PROGRAM, str(slice_ms), str(record.settings.cores),
+                str(slices), ",".join(host.name for host in record.hosts), *record.groups,
+            ],
             env={**os.environ, TURNS_VARIABLE: record.name},
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
             start_new_session=True,
-        )
+        )  # fmt: skip
     write_text(record.guardian, str(process.pid))
     wait_until(lambda: _has_slices(slices) or process.poll() is not None, _START_S)
     if process.poll() is not None or not _has_slices(slices):
@@ -191,14 +227,15 @@ def delete_groups(names: Sequence[str]) -> None:
     """Delete the groups, when their processes have ended. Raises TimedOut."""
     with suppress(EnvironmentLacks):
         for group in groups_of(names):
-            if not wait_until(lambda: _deleted(group.folder), _STOP_S, poll_s=0.05):  # noqa: B023
+            if not wait_until(lambda: _deleted(group), _STOP_S, poll_s=0.05):  # noqa: B023
                 raise TimedOut(f"{group.folder}: its processes are alive after {_STOP_S:g} s")
 
 
-def _deleted(folder: Path) -> bool:
-    with suppress(OSError):
-        folder.rmdir()
-    return not folder.exists()
+def _deleted(group: Group) -> bool:
+    for folder in group.folders:
+        with suppress(OSError):
+            folder.rmdir()
+    return not any(folder.exists() for folder in group.folders)
 
 
 def _has_slices(path: Path) -> bool:
@@ -217,16 +254,18 @@ def length_ns(ran_ns: int, turn: int, slice_ns: int) -> int:
     return max(round(slice_ns * _SHORTEST), (turn + 1) * slice_ns - ran_ns)
 
 
-def take_turns(groups: Sequence[Group], slice_ms: int, slices: Path, report: int) -> None:
+def take_turns(
+    groups: Sequence[Group], settings: RecordedSlices, slices: Path, report: int
+) -> None:
     """Run one host after the other until SIGTERM or the end of the guardian; then thaw all.
 
-    report: descriptor of the pipe to the guardian.
+    slices: file to write. report: descriptor of the pipe to the guardian.
     """
-    guardian, slice_ns = os.getppid(), slice_ms * 1_000_000
+    guardian, slice_ns = os.getppid(), settings.slice_ms * 1_000_000
     ran_ns, turn, ending = [0] * len(groups), 0, Ending()
     try:
         with slices.open("w", encoding="utf-8") as rows:
-            rows.write(header(time.time_ns() - time.monotonic_ns(), len(groups), slice_ms))
+            rows.write(settings.header)
             for group in groups:
                 group.freeze()
             while not ending.asked and os.getppid() == guardian:
@@ -300,15 +339,19 @@ def _prefer() -> None:
 
 
 def main() -> None:
-    """Run as guardian, with the scheduler as child. Arguments: milliseconds, file, groups."""
-    slice_ms, slices, *names = sys.argv[1:]
-    groups = groups_of(names)
+    """Run as guardian, with the scheduler as child.
+
+    Arguments: milliseconds, cores of a host, file, names of hosts, groups.
+    """
+    slice_ms, cores, slices, hosts, *names = sys.argv[1:]
+    groups, offset_ns = groups_of(names), time.time_ns() - time.monotonic_ns()
+    settings = RecordedSlices(offset_ns, tuple(hosts.split(",")), int(cores), int(slice_ms))
     _prefer()
     reports, report = os.pipe()
     scheduler = os.fork()
     if scheduler == 0:
         os.close(reports)
-        take_turns(groups, int(slice_ms), Path(slices), report)
+        take_turns(groups, settings, Path(slices), report)
     else:
         os.close(report)
         guard(groups, scheduler, reports)

@@ -12,16 +12,30 @@ import shlex
 import shutil
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from paceline.analysis.equivalence.check import check_equivalence, write_equivalence
-from paceline.base.errors import ExitCode, PacelineError, RankFailed, TimedOut
+from paceline.base.errors import (
+    DataError,
+    EnvironmentLacks,
+    ExitCode,
+    PacelineError,
+    RankFailed,
+    TimedOut,
+)
 from paceline.collectives.host import host_name
 from paceline.measure.records.documents import keep_log, leave_attempt, write_trial
 from paceline.measure.records.files import read_json, write_json, write_text
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import FailureRow, Outcome
 from paceline.measure.records.tables import compact_trial
-from paceline.measure.records.virtual_clock import DILATION_VARIABLE
+from paceline.measure.records.virtual_clock import (
+    DILATION_VARIABLE,
+    SLICES_VARIABLE,
+    RecordedSlices,
+    convert_trial,
+    keep_slices,
+)
 from paceline.measure.telemetry import SidecarHandle
 from paceline.plan.spec.extensions import LAUNCHERS
 from paceline.plan.spec.models import LONGEST_INTERVAL_S
@@ -29,7 +43,7 @@ from paceline.plan.trials.sample_order import SampleOrder
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import SIDECAR_HOST_VARIABLE
 from paceline.runner.job.rank import watch
-from paceline.runner.job.rank_status import RESTARTED_CODES
+from paceline.runner.job.rank_status import RESTARTED_CODES, outcome_status
 from paceline.runner.launchers.base import launcher_for
 from paceline.runner.launchers.diagnosis import diagnose
 from paceline.runner.launchers.supervise import (
@@ -68,6 +82,8 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
             leave_attempt(files, failure)
             keep_log(files)
     outcome = dataclasses.replace(outcome, launched_unix_s=launched_unix_s)
+    if outcome.status == "ok" and SLICES_VARIABLE in os.environ:
+        outcome = _in_own_time(outcome, files, Path(os.environ[SLICES_VARIABLE]))
     write_json(files.outcome, outcome)
     move_made_paths(trial, files)
     if outcome.status == "ok":
@@ -91,6 +107,29 @@ def slowed(trial: Trial, dilation: int) -> Trial:
             "telemetry": trial.telemetry.model_copy(update={"interval_s": interval_s}),
         }
     )
+
+
+def _in_own_time(outcome: Outcome, files: TrialFiles, slices: Path) -> Outcome:
+    """Convert the records of a trial to the time of its hosts, which take turns.
+
+    slices: of the lab. A trial whose records cannot be converted is refused.
+    """
+    host = host_name()
+    try:
+        keep_slices(slices, files, outcome.launched_unix_s, time.time())
+        clocks = RecordedSlices.read(files.slices).clocks()
+        convert_trial(files, clocks, host)
+        return dataclasses.replace(
+            outcome,
+            launched_unix_s=clocks[host].unix_s(outcome.launched_unix_s),
+            ended_unix_s=clocks[host].unix_s(outcome.ended_unix_s),
+        )
+    except (DataError, EnvironmentLacks) as error:
+        code = error.exit_code
+        message = f"trial {outcome.trial_id}: {error}"
+        return dataclasses.replace(
+            outcome, status=outcome_status(code), exit_code=code, message=message
+        )
 
 
 def run_followed(

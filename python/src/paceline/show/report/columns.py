@@ -21,6 +21,7 @@ from paceline.show.report.wording import (
     number,
     range_of,
     reach,
+    turns_mark,
     whole,
 )
 
@@ -96,7 +97,7 @@ def table_title(comparison: Comparison, workload: str) -> str:
     word = "repeat" if counted == "1" else "repeats"
     batches = {row.training.global_batch for row in rows if row.training.global_batch is not None}
     batch = f", global batch {batches.pop()}" if len(batches) == 1 else ""
-    return f"{workload}{batch}, {counted} {word}"
+    return f"{workload}{batch}, {counted} {word}{turns_mark(comparison.dilation)}"
 
 
 def _near_mark(verdict: Verdict, row: Row) -> str:

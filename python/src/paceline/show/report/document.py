@@ -51,7 +51,14 @@ from paceline.show.report.sections import (
     staleness_section,
 )
 from paceline.show.report.verdict import verdict_sentence
-from paceline.show.report.wording import NOT_KNOWN, NOT_MEASURED, share, table_sentences, utc
+from paceline.show.report.wording import (
+    NOT_KNOWN,
+    NOT_MEASURED,
+    share,
+    table_sentences,
+    turns_mark,
+    utc,
+)
 
 _CONFIDENCE, _ERROR = share(CONFIDENCE), share(1 - CONFIDENCE)
 _MEANINGS = {
@@ -183,7 +190,11 @@ def page_sections(comparison: Comparison) -> list[Section]:
         method_section(comparison),
     ]
     folded = [replace(section, folded=True) for section in others if section is not None]
-    return [*(section for section in open_ones if section is not None), *folded]
+    found = [*(section for section in open_ones if section is not None), *folded]
+    if comparison.dilation == 1:
+        return found
+    mark = turns_mark(comparison.dilation)
+    return [section.marked(mark) for section in found]
 
 
 def _speed_section(comparison: Comparison) -> Section:

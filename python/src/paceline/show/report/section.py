@@ -7,7 +7,7 @@ shown, so a table has one list of columns for both.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -144,6 +144,30 @@ class Section:
     cards: Sequence[Card] = ()
     parts: Sequence[Section] = ()
     notes: Sequence[str] = ()
+
+    def marked(self, mark: str) -> Section:
+        """Return the section with a mark in the titles of all its figures and tables."""
+
+        def all_of(charts: Sequence[Chart]) -> list[Chart]:
+            return [replace(chart, title=chart.title + mark) for chart in charts]
+
+        def repeat_of(repeat: Repeat) -> Repeat:
+            pairs = [all_of(pair) for pair in repeat.pairs]
+            return replace(repeat, pairs=pairs, more=all_of(repeat.more))
+
+        table = self.table
+        if table is not None and not table.title.endswith(mark):
+            table = replace(table, title=(table.title + mark).removeprefix(", "))
+        return replace(
+            self,
+            charts=all_of(self.charts),
+            table=table,
+            cards=[
+                replace(card, repeats=[repeat_of(each) for each in card.repeats])
+                for card in self.cards
+            ],
+            parts=[part.marked(mark) for part in self.parts],
+        )
 
     def figures(self) -> Iterator[tuple[str, Chart]]:
         """Yield all figures with their titles; those of one trial begin with its id."""

@@ -110,6 +110,11 @@ def utc(unix_s: float) -> str:
     return f"{dt.datetime.fromtimestamp(unix_s, tz=dt.UTC):%Y-%m-%d %H:%M}"
 
 
+def turns_mark(dilation: int) -> str:
+    """Return what is added to a title where hosts took turns on the same cores; else nothing."""
+    return "" if dilation == 1 else f", hosts in turns (dilation {dilation})"
+
+
 def reach(interval: Interval) -> float:
     """Return the upper end of what is drawn of an interval."""
     return interval.high if interval.is_known else interval.estimate
