@@ -125,6 +125,20 @@ def test_hosts_that_took_turns_are_named_with_their_dilation() -> None:
     emulated: Any = SimpleNamespace(dilation=2)
     (sentence,) = turns_flags([emulated, emulated])
     assert sentence.startswith("hosts of 2 trials were emulated: 2 hosts took turns")
+    assert "not compared with real cores" not in sentence
+
+
+def test_more_than_two_hosts_in_turns_are_marked() -> None:
+    emulated: Any = SimpleNamespace(dilation=4)
+    (sentence,) = turns_flags([emulated])
+    assert sentence.endswith("More than two hosts were not compared with real cores")
+
+
+def test_ratios_between_hosts_with_and_without_turns_are_warned_of() -> None:
+    both: Any = [SimpleNamespace(dilation=1), SimpleNamespace(dilation=2)]
+    mixed, emulated = turns_flags(both)
+    assert mixed.startswith("trials on different hosts")
+    assert emulated.startswith("hosts of 1 trial were emulated")
 
 
 def test_runs_on_hosts_of_their_own_have_no_dilation(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ itself refuses other threads or cores than planned (paceline.train.training.reso
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from paceline.analysis.trial.reading import TrialRecord
@@ -120,15 +120,18 @@ def clock_flags(records: Sequence[TrialRecord]) -> list[str]:
 
 def turns_flags(records: Sequence[TrialRecord]) -> list[str]:
     """Say that hosts took turns on the cores of one machine, so that time ran slower for them."""
-    trials: dict[int, int] = defaultdict(int)
-    for record in records:
-        if record.dilation > 1:
-            trials[record.dilation] += 1
-    return [
+    trials = Counter(record.dilation for record in records)
+    mixed = (
+        "trials on different hosts: some took turns on the same cores, others did not, or in other "
+        "numbers. Ratios between them mean nothing; run all of them on the same hosts"
+    )
+    return [mixed] * (len(trials) > 1) + [
         f"hosts of {count} {'trial' if count == 1 else 'trials'} were emulated: {dilation} hosts "
         f"took turns on the same cores. Times are those in which a host ran (dilation {dilation}). "
         "Not measured: start-up, IOWait, context switches, background CPU load"
+        + (". More than two hosts were not compared with real cores" if dilation > 2 else "")
         for dilation, count in trials.items()
+        if dilation > 1
     ]
 
 

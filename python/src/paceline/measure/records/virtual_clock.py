@@ -310,7 +310,7 @@ def _sample(row: _Row, clock: VirtualClock, hosts: int) -> _Row:
         }
     modes = row.get("cpu_seconds")
     if isinstance(modes, dict):
-        used_s = modes["user"]
+        used_s = modes["user"]  # of its control group
         ran_s = found["unix_s"] - clock.origin_ns / 1e9
         found["cpu_seconds"] = {"user": used_s, "idle": clock.cores * ran_s - used_s}
     return found
