@@ -50,6 +50,21 @@ class Convolutional(paceline.Task):
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
 
+class Balanced(Convolutional):
+    """Four convolutions and a large linear layer, whose factors are a thirtieth of its gradient.
+
+    Of turns.py: 4.6 million parameters, about a second a step of 64 images on one core.
+    """
+
+    def model(self) -> nn.Module:
+        layers: list[nn.Module] = []
+        for index, (ins, outs) in enumerate(pairwise((3, 32, 64, 128, 256))):
+            stride = 1 if index == 0 else 2
+            layers += [nn.Conv2d(ins, outs, 3, stride=stride, padding=1), nn.ReLU(inplace=True)]
+        layers += [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(4096, 1024), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(1024, CLASSES))
+
+
 class Classify(paceline.Task):
     """Predict the label from the numbers, with one hidden layer. Of small_records.py."""
 
