@@ -73,6 +73,20 @@ def test_group_that_does_not_freeze_is_an_error(group, monkeypatch):
         group.freeze()
 
 
+def test_scheduler_reports_while_a_process_waits_for_a_disk(tmp_path):
+    group, waited = turns.Group(tmp_path, 2), []
+    events = tmp_path / "cgroup.events"
+    events.write_text("frozen 0\n")
+
+    def waiting():
+        waited.append(True)
+        if len(waited) == 3:
+            events.write_text("frozen 1\n")
+
+    group.freeze(waiting)
+    assert len(waited) == 3
+
+
 def test_group_stands_still_when_the_kernel_says_so(group):
     state = {1: ("freezer.state", "FROZEN\n"), 2: ("cgroup.events", "populated 1\nfrozen 1\n")}
     name, text = state[group.version]

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,8 @@ from paceline.runner.lab.record import LabRecord
 
 TURNS_VARIABLE = "PACELINE_LAB_TURNS"  # set in scheduler and guardian: the lab's name
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
-_FREEZE_S = 0.5
+_FREEZE_S = 30.0
+_SOON_S = 0.005  # from when on a group that is not frozen is looked at less often
 _POLL_S = 50e-6
 _REPORT_S = 1.0  # without a report of the scheduler for so long, the guardian thaws
 _STOP_S = 5.0
@@ -76,14 +77,20 @@ class Group:
                 f"{self.folder}: no control group can be made: {error}"
             ) from error
 
-    def freeze(self) -> None:
-        """Freeze all processes and return when they stand still. Raises TimedOut."""
-        deadline_s = time.monotonic() + _FREEZE_S
+    def freeze(self, waiting: Callable[[], object] = lambda: None) -> None:
+        """Freeze all processes and return when they stand still. Raises TimedOut.
+
+        A process that waits for a disk is frozen when it has what it waits for. waiting: called
+        while some process is not frozen.
+        """
+        began_s = time.monotonic()
         self._write(frozen=True)
         while not self.is_frozen():
-            if time.monotonic() > deadline_s:
+            waited_s = time.monotonic() - began_s
+            if waited_s > _FREEZE_S:
                 raise TimedOut(f"{self.folder}: not frozen after {_FREEZE_S:g} s")
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S if waited_s < _SOON_S else _SOON_S)
+            waiting()
 
     def thaw(self) -> None:
         self._write(frozen=False)
@@ -263,29 +270,33 @@ def take_turns(
     """
     guardian, slice_ns = os.getppid(), settings.slice_ms * 1_000_000
     ran_ns, turn, ending = [0] * len(groups), 0, Ending()
+
+    def alive() -> None:
+        os.write(report, b".")
+
     try:
         with slices.open("w", encoding="utf-8") as rows:
             rows.write(settings.header)
             for group in groups:
-                group.freeze()
+                group.freeze(alive)
             while not ending.asked and os.getppid() == guardian:
                 for host, group in enumerate(groups):
                     asked_ns = length_ns(ran_ns[host], turn, slice_ns)
-                    done = _run(group, asked_ns)
+                    done = _run(group, asked_ns, alive)
                     ran_ns[host] += done.length_ns
                     rows.write(line(host, done))
-                    os.write(report, b".")
+                    alive()
                 turn += 1
                 rows.flush()
     finally:
         _thaw_all(groups)
 
 
-def _run(group: Group, asked_ns: int) -> Slice:
+def _run(group: Group, asked_ns: int, alive: Callable[[], None]) -> Slice:
     start_ns = time.monotonic_ns()
     group.thaw()
     time.sleep(max(0, start_ns + asked_ns - time.monotonic_ns()) / 1e9)
-    group.freeze()
+    group.freeze(alive)
     return Slice(start_ns, time.monotonic_ns())
 
 
