@@ -64,7 +64,7 @@ def group(request, tmp_path):
         request.param
     ]
     (tmp_path / name).write_text(text)
-    return turns.Group(tmp_path, request.param)
+    return turns.FreezerGroup(tmp_path, request.param)
 
 
 def test_group_that_does_not_freeze_is_an_error(group, monkeypatch):
@@ -74,7 +74,7 @@ def test_group_that_does_not_freeze_is_an_error(group, monkeypatch):
 
 
 def test_scheduler_reports_while_a_process_waits_for_a_disk(tmp_path):
-    group, waited = turns.Group(tmp_path, 2), []
+    group, waited = turns.FreezerGroup(tmp_path, 2), []
     events = tmp_path / "cgroup.events"
     events.write_text("frozen 0\n")
 

@@ -47,7 +47,7 @@ _SHORTEST = 1 / 4  # of a slice, for a host that ran too long before
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FreezerGroup:
     """A control group that can be frozen."""
 
     folder: Path
@@ -126,14 +126,14 @@ def joining(guardian: Path, name: str) -> str:
     return "".join(f"{each}\n" for each in lines)
 
 
-def groups_of(names: Sequence[str]) -> list[Group]:
+def groups_of(names: Sequence[str]) -> list[FreezerGroup]:
     """Return the groups with these names below the group of this process.
 
     Raises EnvironmentLacks if this machine has no freezer.
     """
     folder, version, accounting = _freezer()
     return [
-        Group(folder / name, version, None if accounting is None else accounting / name)
+        FreezerGroup(folder / name, version, None if accounting is None else accounting / name)
         for name in names
     ]
 
@@ -238,7 +238,7 @@ def delete_groups(names: Sequence[str]) -> None:
                 raise TimedOut(f"{group.folder}: its processes are alive after {_STOP_S:g} s")
 
 
-def _deleted(group: Group) -> bool:
+def _deleted(group: FreezerGroup) -> bool:
     for folder in group.folders:
         with suppress(OSError):
             folder.rmdir()
@@ -262,7 +262,7 @@ def length_ns(ran_ns: int, turn: int, slice_ns: int) -> int:
 
 
 def take_turns(
-    groups: Sequence[Group], settings: RecordedSlices, slices: Path, report: int
+    groups: Sequence[FreezerGroup], settings: RecordedSlices, slices: Path, report: int
 ) -> None:
     """Run one host after the other until SIGTERM or the end of the guardian; then thaw all.
 
@@ -292,7 +292,7 @@ def take_turns(
         _thaw_all(groups)
 
 
-def _run(group: Group, asked_ns: int, alive: Callable[[], None]) -> Slice:
+def _run(group: FreezerGroup, asked_ns: int, alive: Callable[[], None]) -> Slice:
     start_ns = time.monotonic_ns()
     group.thaw()
     time.sleep(max(0, start_ns + asked_ns - time.monotonic_ns()) / 1e9)
@@ -315,7 +315,7 @@ class Ending:
 # --- the guardian -----------------------------------------------------------------------------
 
 
-def guard(groups: Sequence[Group], scheduler: int, reports: int) -> None:
+def guard(groups: Sequence[FreezerGroup], scheduler: int, reports: int) -> None:
     """Return when the scheduler has ended, with all hosts thawed.
 
     reports: descriptor of the pipe from the scheduler. A scheduler that does not report is killed.
@@ -335,7 +335,7 @@ def guard(groups: Sequence[Group], scheduler: int, reports: int) -> None:
         _thaw_all(groups)
 
 
-def _thaw_all(groups: Sequence[Group]) -> None:
+def _thaw_all(groups: Sequence[FreezerGroup]) -> None:
     for group in groups:
         with suppress(OSError):  # one that was deleted must not keep the others frozen
             group.thaw()
