@@ -1,4 +1,4 @@
-"""A finished run gets further repeats, as if it had been started with them."""
+"""A finished run gets further repeats or configurations, as if it had been started with them."""
 
 import json
 
@@ -36,3 +36,21 @@ def test_finished_run_gets_further_repeats(paceline, tmp_path):
     finished = paceline.main("run", "--resume", out, "--repeats", "2")
     assert finished.returncode == 2
     assert "expected more repeats than the 2 of this run, got 2" in finished.stderr
+
+
+def test_finished_run_gets_a_further_configuration(paceline, tmp_path):
+    spec, out = tmp_path / "long.toml", tmp_path / "run"
+    spec.write_text(LONG)
+    assert paceline.main("run", spec, "--out", out).returncode == 0
+    keys = 'launcher="local", local_strategy="processes", ranks_per_node=2, oversubscribe=true'
+    more = paceline.main("run", "--resume", out, "--add", keys)
+    assert more.returncode == 0, more.stderr
+    rows = json.loads((out / "comparison.json").read_text())["rows"]
+    assert [row["equivalent"] for row in rows] == [True] * 3
+    found = {record.trial.id: record for record in load_run(RunFiles(out))}
+    assert sum(name.endswith(".r0.again") for name in found) == 1
+    assert all(record.result.replayed.missing == {} for record in found.values())
+
+    twice = paceline.main("run", "--resume", out, "--add", keys)
+    assert twice.returncode == 2
+    assert "equal to an earlier one" in twice.stderr

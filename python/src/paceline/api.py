@@ -240,8 +240,8 @@ def run(
 
     spec: as for `Plan`. out: the run directory; default runs/NAME-DATE-TIME. resume: run the failed
     and missing trials of a run; a spec that differs from that of the run only in a higher number of
-    `repeats` also runs the further ones. trust_run: resume it even if you did not make it here.
-    keep_going: run the other trials after one has failed;
+    `repeats`, or in more `trials` at its end, also runs the further ones. trust_run: resume it even
+    if you did not make it here. keep_going: run the other trials after one has failed;
     `failed` of the result lists them. None: go on if there are several configurations.
     changed_script: resume although the script, its imports or the task's file have changed.
     progress: receives stages and trials; None is a `LineProgress`.

@@ -202,6 +202,27 @@ def test_resumed_run_gets_further_repeats(monkeypatch, tmp_path, capsys) -> None
     assert asked == [(7, True)]
 
 
+def test_resumed_run_gets_a_further_configuration(monkeypatch, tmp_path, capsys) -> None:
+    interrupted_run(tmp_path)
+    asked: list[tuple[str, bool]] = []
+
+    def run(spec: Spec, _: Path, *, resume: bool, **__: object) -> list[Outcome]:
+        asked.append((spec.experiment.trials[-1].local_strategy, resume))
+        return []
+
+    monkeypatch.setattr(experiment, "run", run)
+    words = ["run", "--resume", str(tmp_path), "--add"]
+    keys = 'launcher="local", local_strategy="sharded", ranks_per_node=2, oversubscribe=true'
+    assert main([*words, keys]) == ExitCode.OK
+    assert asked == [("sharded", True)]
+    capsys.readouterr()
+    assert main([*words, keys, "--dry-run", "--json"]) == ExitCode.OK
+    trials = json.loads(capsys.readouterr().out)["trials"]
+    assert any(".sharded." in trial["id"] for trial in trials)
+    assert main(["run", "quickstart", "--add", keys]) == ExitCode.USAGE
+    assert "--add: expected --resume beside it" in capsys.readouterr().err
+
+
 def test_the_same_number_of_repeats_completes_a_run_only(monkeypatch, tmp_path, capsys) -> None:
     interrupted_run(tmp_path)
     monkeypatch.setattr(experiment, "run", lambda *_, **__: [])

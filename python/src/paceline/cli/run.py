@@ -27,8 +27,8 @@ from paceline.runner.preflight.load import wait_until_idle
 from paceline.runner.trials.copies import copied_at_end
 from paceline.runner.trials.directory import (
     default_run_dir,
+    extended_spec,
     recorded_spec,
-    spec_of_further_repeats,
 )
 from paceline.runner.trials.run_trial import failure_of_all, how_to_continue
 from paceline.show.report.verdict import comparison_document, next_commands
@@ -48,6 +48,14 @@ from paceline.show.report.verdict import comparison_document, next_commands
     type=existing_run,
     help="Run the failed and missing trials of this run, with its own spec. With --repeats N, also "
     "run the further repeats of all its configurations, until each has N.",
+)
+@click.option(
+    "--add",
+    "added",
+    metavar="KEY=VALUE,…",
+    multiple=True,
+    help="With --resume: also run a further configuration, given by the keys of a [[trials]] entry "
+    'in TOML, as in \'launcher="local", local_strategy="threads"\'; may be repeated.',
 )
 @trust_option
 @click.option(
@@ -78,6 +86,7 @@ def command(
     request: ExperimentRequest,
     out: Path | str | None,
     resume: Path | None,
+    added: tuple[str, ...],
     trust_run: bool,
     changed_script: bool,
     idle_limit_s: float | None,
@@ -92,9 +101,13 @@ def command(
     SPEC is a TOML file, or the name of a shipped experiment. A SCRIPT.py runs unchanged, as
     torchrun would run it; all words after its name are its own. Lists are separated by commas.
     """
-    if changed_script and resume is None:
-        raise click.UsageError("--changed-script: expected --resume beside it; leave it out")
-    spec = request.load() if resume is None else _resumed(resume, request, out, trust_run)
+    for option, given in (("--changed-script", changed_script), ("--add", added)):
+        if given and resume is None:
+            raise click.UsageError(f"{option}: expected --resume beside it; leave it out")
+    if resume is None:
+        spec = request.load()
+    else:
+        spec = _resumed(resume, request, out, added=added, trust_run=trust_run)
     if dry_run:
         show_plan(spec, as_json=as_json, commands=False)
         return
@@ -123,23 +136,30 @@ def command(
 
 
 def _resumed(
-    run_dir: Path, request: ExperimentRequest, out: Path | str | None, trust_run: bool
+    run_dir: Path,
+    request: ExperimentRequest,
+    out: Path | str | None,
+    *,
+    added: tuple[str, ...],
+    trust_run: bool,
 ) -> Spec:
-    """Return the spec of a run to resume, with the repeats that it gets."""
+    """Return the spec of a run to resume, with the repeats and trials that it gets."""
     if request.has_own_spec or out is not None:
         raise click.UsageError(
             f"--resume {run_dir}: expected no SPEC, no --out and no changes of the spec but "
-            "--repeats, because the run directory holds its spec; leave them out, or start a new "
-            "run without --resume"
+            "--repeats and --add, because the run directory holds its spec; leave them out, or "
+            "start a new run without --resume"
         )
-    if request.repeats is None:
+    repeats = request.repeats
+    if repeats is None and not added:
         return recorded_spec(run_dir, trust_run=trust_run)
-    if not request.repeats.isdecimal():
+    if repeats is not None and not repeats.isdecimal():
         raise click.UsageError(
-            f"--repeats {request.repeats}: expected a number with --resume, so many repeats of "
-            "each configuration in all"
+            f"--repeats {repeats}: expected a number with --resume, so many repeats of each "
+            "configuration in all"
         )
-    return spec_of_further_repeats(run_dir, int(request.repeats), trust_run=trust_run)
+    number = None if repeats is None else int(repeats)
+    return extended_spec(run_dir, repeats=number, added=added, trust_run=trust_run)
 
 
 def _show(finished: Run, *, as_json: bool) -> None:

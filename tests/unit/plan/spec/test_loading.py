@@ -7,7 +7,7 @@ from tests.support.specs import spec_text
 
 from paceline.base.errors import UsageError
 from paceline.plan.spec import load_spec, shipped_experiments
-from paceline.plan.spec.loading import parse_spec
+from paceline.plan.spec.loading import parse_spec, with_trials
 
 GOOD = spec_text()
 
@@ -169,3 +169,15 @@ def test_numbers_are_not_made_from_text():
 def test_key_of_another_table_is_answered_with_its_place(setting, expected):
     with pytest.raises(UsageError, match=re.escape(expected)):
         load_spec(tomllib.loads(GOOD), [setting])
+
+
+def test_added_trials_may_not_change_the_transport_of_others() -> None:
+    mpi = 'launcher = "mpi"; local_strategy = "processes"; ranks_per_node = 2; nodes = 2'
+    spec = load_spec(tomllib.loads(spec_text(mpi, tables='[network]; interface = "eth0"')))
+    added = 'launcher="spark", local_strategy="processes", ranks_per_node=2, nodes=2'
+    with pytest.raises(UsageError, match=r'trials\[2\] .*its default is "gloo"; name a transport'):
+        with_trials(spec, [added])
+    found = with_trials(spec, [f'{added}, transport="gloo"'])
+    assert found.experiment.trials[:2] == spec.experiment.trials
+    assert found.experiment.trials[2].launcher == "spark"
+    assert load_spec(tomllib.loads(found.text)).experiment == found.experiment

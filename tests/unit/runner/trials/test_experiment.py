@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import load_spec
 from paceline.plan.trials.trial import Trial
 from paceline.runner.trials import equivalence, experiment
-from paceline.runner.trials.directory import recorded_spec, spec_of_further_repeats
+from paceline.runner.trials.directory import extended_spec, recorded_spec
 from paceline.runner.trials.run_trial import failure_of_all
 
 SPEC = spec_text(tables="[training]; max_steps = 20", repeats=2)
@@ -325,6 +326,88 @@ def test_fewer_repeats_and_another_machine_are_refused(made_up: MadeUp) -> None:
     assert made_up.ran == []
 
 
+ADDED = 'launcher="local", local_strategy="pipeline", stages=2, oversubscribe=true'
+
+
+def test_added_configuration_gets_the_repeats_of_the_others(made_up: MadeUp) -> None:
+    made_up.run()
+    spec = extended_spec(made_up.out, added=[ADDED])
+    made_up.ran.clear()
+    assert experiment.run(spec, made_up.out, resume=True, progress=Quiet()) == []
+    shown = [(name.split(".")[3], name.rpartition(".")[2]) for name in made_up.ran]
+    assert shown == [("pipeline", "r0"), ("pipeline", "r1")]
+    assert len(read_json(made_up.out / "manifest.json")["trials"]) == 8
+    assert recorded_spec(made_up.out).experiment == spec.experiment
+    experiment.run(recorded_spec(made_up.out), made_up.out, resume=True, progress=Quiet())
+    assert len(made_up.ran) == 2
+
+
+def test_added_configuration_and_further_repeats_go_together(made_up: MadeUp) -> None:
+    made_up.run()
+    spec = extended_spec(made_up.out, repeats=3, added=[ADDED])
+    made_up.ran.clear()
+    experiment.run(spec, made_up.out, resume=True, progress=Quiet())
+    assert [name.rpartition(".")[2] for name in made_up.ran[:2]] == ["r0", "r1"]
+    assert len(made_up.ran) == 2 + 4
+
+
+def test_configuration_is_added_to_a_run_with_automatic_repeats(measured: MadeUp) -> None:
+    measured.run()
+    measured.speeds["pipeline"] = 3.0
+    spec = extended_spec(measured.out, added=[ADDED])
+    measured.ran.clear()
+    experiment.run(spec, measured.out, resume=True, progress=Quiet())
+    assert [name.split(".")[3] for name in measured.ran] == ["pipeline"] * 2
+    record = read_stopping(RunFiles(measured.out))
+    assert record is not None
+    assert record.stopped == "decided"
+
+
+@pytest.mark.parametrize("steps", [64, 65])
+def test_baseline_runs_again_where_added_trainings_replay_its_states(
+    made_up: MadeUp, steps: int
+) -> None:
+    made_up.spec.write_text(
+        made_up.spec.read_text().replace("max_steps = 20", f"max_steps = {steps}\nepochs = 99")
+    )
+    made_up.run()
+    manifest = read_json(made_up.out / "manifest.json")
+    for _ in range(2):
+        spec = extended_spec(made_up.out, added=[ADDED])
+        made_up.ran.clear()
+        experiment.run(spec, made_up.out, resume=True, progress=Quiet())
+        [*first, one, other] = made_up.ran
+        assert [name.partition(".r")[2] for name in first] == ["0.again"] * (steps > 64)
+        assert all(".sequential." in name for name in first)
+        assert (".pipeline." in one, ".pipeline." in other) == (True, True)
+        for trial_id in (one, other):  # as before they were added
+            shutil.rmtree(made_up.out / "trials" / trial_id)
+        write_json(made_up.out / "manifest.json", manifest)
+
+
+def test_what_cannot_be_added_is_refused_with_its_reason(made_up: MadeUp) -> None:
+    made_up.run()
+    with pytest.raises(UsageError, match="equal to an earlier one"):
+        extended_spec(made_up.out, added=['launcher="local", local_strategy="sequential"'])
+    threads = 'launcher="local", local_strategy="threads", replicas=2, threads_per_rank=2'
+    spec = extended_spec(made_up.out, added=[f"{threads}, oversubscribe=true"])
+    with pytest.raises(UsageError, match="as an earlier one"):
+        experiment.run(spec, made_up.out, resume=True, progress=Quiet())
+    with pytest.raises(UsageError, match=r"2 faults:(?s:.*)--add threads: .*needs quotes"):
+        extended_spec(made_up.out, added=["threads", 'launcher="no", local_strategy="threads"'])
+    fabricate.edit_json(made_up.out / "manifest.json", host={"turns": "2 hosts in turns"})
+    with pytest.raises(NotComparable, match="2 hosts in turns"):
+        extended_spec(made_up.out, added=[ADDED])
+
+
+def test_configuration_that_the_run_excludes_is_not_added(made_up: MadeUp) -> None:
+    made_up.spec.write_text('only = ["*.threads.*"]\n' + made_up.spec.read_text())
+    made_up.run()
+    spec = extended_spec(made_up.out, added=[ADDED])
+    with pytest.raises(UsageError, match="`only` of its spec or this machine excludes it"):
+        experiment.run(spec, made_up.out, resume=True, progress=Quiet())
+
+
 @pytest.fixture
 def measured(made_up: MadeUp, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     """A run with `repeats = "auto"` whose trials leave records; `speeds` are seconds per step."""
@@ -363,8 +446,8 @@ def test_automatic_repeats_are_followed_by_a_fixed_number(measured: MadeUp) -> N
     measured.spec.write_text(measured.spec.read_text() + "[limits]\nrun_s = 1000\n")
     measured.run()
     with pytest.raises(UsageError, match="more repeats than the 2 of this run, got 2"):
-        spec_of_further_repeats(measured.out, 2)
-    spec = spec_of_further_repeats(measured.out, 3)
+        extended_spec(measured.out, repeats=2)
+    spec = extended_spec(measured.out, repeats=3)
     measured.ran.clear()
     experiment.run(spec, measured.out, resume=True, progress=Quiet())
     assert [trial_id.rpartition(".")[2] for trial_id in measured.ran] == ["r2"] * 3

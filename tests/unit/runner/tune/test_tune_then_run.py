@@ -9,7 +9,7 @@ from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import load_spec
-from paceline.runner.trials.directory import spec_of_further_repeats
+from paceline.runner.trials.directory import extended_spec
 from paceline.runner.tune import tune_then_run
 
 
@@ -82,7 +82,7 @@ def test_run_that_got_further_repeats_is_gone_on_with(spec, stages, tmp_path):
     calls, _ = stages
     out = tmp_path / "out"
     run(spec, out)
-    more = spec_of_further_repeats(out, 7)
+    more = extended_spec(out, repeats=7)
     assert more.experiment.tune is None
     write_json(RunFiles(out).manifest, {"spec_toml": more.text})
     calls.clear()
@@ -96,7 +96,7 @@ def test_search_alone_gets_no_further_repeats(spec, stages, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(spec, tmp_path / "out")
     with pytest.raises(UsageError, match="found only its search; complete it first"):
-        spec_of_further_repeats(tmp_path / "out", 7)
+        extended_spec(tmp_path / "out", repeats=7)
 
 
 def test_run_that_is_there_is_not_overwritten(spec, stages, tmp_path):

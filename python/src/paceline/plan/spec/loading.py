@@ -80,6 +80,32 @@ def with_repeats(spec: Spec, repeats: int) -> Spec:
     return load_spec(document, [f"repeats={repeats}"])
 
 
+def with_trials(spec: Spec, added: Sequence[str]) -> Spec:
+    """Return the spec with further [[trials]] at its end; each is given as `KEY=VALUE, …` in TOML.
+
+    Raises UsageError that lists every fault, or if the further trials change the transport of those
+    before them.
+    """
+    document, faults = tomllib.loads(spec.text), []
+    for text in added:
+        try:
+            document.setdefault("trials", []).append(_table(text))
+        except _SettingError as fault:
+            faults.append(f"--add {text}: {fault}")
+    origin = "the spec"
+    text = changed_text(document, origin, [f"--add {each}" for each in added])
+    found = Spec(check_spec(document, origin, faults), text)
+    before = spec.experiment.trials
+    for place, (old, new) in enumerate(zip(before, found.experiment.trials, strict=False), start=1):
+        if old != new:
+            raise UsageError(
+                f"--add: trials[{place}] ran with transport {old.transport or 'of its launcher'}, "
+                f'and beside the added trials its default is "{new.transport}"; name a transport '
+                'in --add, as in transport="gloo"'
+            )
+    return found
+
+
 def _text_and_origin(source: SpecSource) -> tuple[str, str]:
     """Return the TOML text and its name in messages."""
     if isinstance(source, Spec):
@@ -240,6 +266,21 @@ def _parsed(setting: str) -> tuple[list[str], Any]:
         if path is not None:
             return path, _value(setting[place + 1 :])
     raise _SettingError(f"expected KEY=VALUE, as in {_EXAMPLES}")
+
+
+def _table(text: str) -> dict[str, Any]:
+    """Return the keys and values of `KEY=VALUE, …`."""
+    try:
+        found = tomllib.loads(f"value={{{text}}}")
+    except tomllib.TOMLDecodeError:
+        found = {}
+    inner = found.get("value")
+    if list(found) != ["value"] or not isinstance(inner, dict) or not inner:
+        raise _SettingError(
+            "expected the keys of a [[trials]] entry as KEY=VALUE, … in TOML; a string needs "
+            """quotes, as in 'launcher="local", local_strategy="threads"'"""
+        )
+    return inner
 
 
 def _path(key: str) -> list[str] | None:

@@ -266,7 +266,7 @@ class Trial(_Value):
 
     @property
     def is_again(self) -> bool:
-        """Tell whether the trial measures once more what ran beside other work."""
+        """Tell whether the trial measures once more what another trial has measured."""
         return self.repeat >= _AGAIN
 
     @property
@@ -398,7 +398,8 @@ def trial_name(configuration: str, repeat: int) -> str:
 
 
 def measured_again(trial: Trial) -> Trial:
-    """Return a further trial of the same training, for one that ran beside other work."""
+    """Return a further trial of the same training, for one that ran beside other work, or whose
+    states others replay."""
     repeat = trial.repeat + _AGAIN
     name = trial_name(trial.configuration, repeat)
     return trial.model_copy(update={"repeat": repeat, "id": name})

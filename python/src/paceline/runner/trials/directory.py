@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from paceline.analysis.between_runs.two_runs import machine_identity
 from paceline.base.errors import NotComparable, UsageError
-from paceline.base.host.machine import machine_facts
 from paceline.base.host.own_runs import THE_SPEC, check_own_run
 from paceline.measure.records.documents import only_writer, read_stopping
 from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.sources import changed_sources
 from paceline.plan.spec import Experiment
-from paceline.plan.spec.loading import Spec, parse_spec, with_repeats
+from paceline.plan.spec.loading import Spec, parse_spec, with_repeats, with_trials
+from paceline.plan.trials.trial import Trial
+from paceline.runner.trials.planning import host_facts
 from paceline.runner.trials.run_trial import is_finished
 
 
 def check_machine(manifest: Mapping[str, Any], run_dir: Path) -> None:
     """Raise NotComparable if a run with this manifest was measured on another machine."""
-    names = [machine_identity(each) for each in (manifest, {"host": machine_facts()})]
+    names = [machine_identity(each) for each in (manifest, {"host": host_facts()})]
     if manifest.get("host") and names[0] != names[1]:
         before, now = (", ".join(each) for each in names)
         raise NotComparable(
@@ -58,10 +59,17 @@ def recorded_spec(run_dir: Path, *, trust_run: bool = False) -> Spec:
     return Spec(parse_spec(text, str(manifest)), text)
 
 
-def spec_of_further_repeats(run_dir: Path, repeats: int, *, trust_run: bool = False) -> Spec:
-    """Return the spec of a run with a higher number of repeats.
+def extended_spec(
+    run_dir: Path,
+    *,
+    repeats: int | None = None,
+    added: Sequence[str] = (),
+    trust_run: bool = False,
+) -> Spec:
+    """Return the spec of a run with a higher number of repeats, and with further trials.
 
     The number may be that of the run, if it has failed or missing trials: then these run.
+    added: keys and values of a [[trials]] entry each, as `with_trials` takes them.
     Raises UsageError if the directory contains no run that has begun, or nothing would run;
     NotComparable if the run was measured on another machine. trust_run: as for `recorded_spec`.
     """
@@ -72,9 +80,11 @@ def spec_of_further_repeats(run_dir: Path, repeats: int, *, trust_run: bool = Fa
             f"{run_dir}: expected a run that has begun, found only its search; complete it first "
             f"with `paceline run --resume {run_dir}`"
         )
-    spec = with_repeats(recorded, repeats)
+    spec = with_trials(recorded, added) if added else recorded
+    spec = spec if repeats is None else with_repeats(spec, repeats)
     _check_resumed(files, spec)
-    if recorded.experiment.repeats == repeats and _is_complete(files):
+    is_longer = added or recorded.experiment.repeats != repeats
+    if repeats is not None and not is_longer and _is_complete(files):
         raise _no_further_repeats(files, repeats, repeats)
     return spec
 
@@ -91,15 +101,33 @@ def _no_further_repeats(files: RunFiles, has: int, asked: int) -> UsageError:
     )
 
 
-def gets_further_repeats(files: RunFiles, experiment: Experiment) -> bool:
-    """Tell whether a spec that may resume a run has more repeats than the run."""
-    return recorded_spec(files.root, trust_run=True).experiment.repeats != experiment.repeats
+def is_extended(files: RunFiles, experiment: Experiment) -> bool:
+    """Tell whether a spec that may resume a run has more repeats or trials than the run."""
+    return recorded_spec(files.root, trust_run=True).experiment != experiment
+
+
+def check_added(
+    files: RunFiles, experiment: Experiment, trials: Iterable[Trial], left_out: Iterable[str]
+) -> None:
+    """Raise UsageError if a run's spec has further trials, but its plan has none of them.
+
+    trials: of the plan. left_out: why it lacks configurations.
+    """
+    before = recorded_spec(files.root, trust_run=True).experiment
+    known = set(read_json(files.manifest)["trials"])
+    if before.trials != experiment.trials and all(trial.id in known for trial in trials):
+        reasons = "".join(f"\n  - {each}" for each in left_out)
+        raise UsageError(
+            f"{files.root}: expected a configuration that this run does not have yet; `only` of "
+            f"its spec or this machine excludes it, so start a new run without --resume{reasons}"
+        )
 
 
 def check_run_dir(files: RunFiles, spec: Spec, *, resume: bool) -> None:
     """Raise UsageError unless `files` is a run of this spec to resume, or may become one.
 
-    A run to resume may have fewer repeats; raise NotComparable if it is one of another machine.
+    A run to resume may have fewer repeats and trials; raise NotComparable if it is one of another
+    machine.
     """
     with _unusable(files.root):
         has_run = files.manifest.exists()
@@ -144,7 +172,7 @@ def check_code(files: RunFiles) -> None:
 
 def has_ended(files: RunFiles, spec: Spec) -> bool:
     """Tell whether nothing is left to run of a run that may be resumed with this spec."""
-    if gets_further_repeats(files, spec.experiment):
+    if is_extended(files, spec.experiment):
         return False
     if not all(is_finished(trial) for _, trial in files.trials()):
         return False
@@ -173,26 +201,29 @@ def _check_resumed(files: RunFiles, spec: Spec) -> None:
     if before == spec.experiment:
         return
     repeats = spec.experiment.repeats
-    if before is None or repeats == "auto" or not _differ_in_repeats_only(before, spec.experiment):
+    if before is None or not _extends(spec.experiment, before):
         raise UsageError(
             f"{files.root}: holds a run of another spec; resume it with its own spec (spec_toml in "
             f"{files.manifest.name}), as `paceline run --resume {files.root}` does, or start a new "
             "run with --out"
         )
     has = _repeats_of(files, before)
-    if repeats <= has:
+    least = has if len(spec.experiment.trials) > len(before.trials) else has + 1
+    is_other = repeats != before.repeats
+    if is_other and repeats != "auto" and repeats < least:
         raise _no_further_repeats(files, has, repeats)
     check_machine(manifest, files.root)
 
 
-def _differ_in_repeats_only(first: Experiment, second: Experiment) -> bool:
-    ours, theirs = (
-        each.model_dump(
-            exclude={"repeats": True, "max_repeats": True, "tie_margin": True, "limits": {"run_s"}}
-        )
-        for each in (first, second)
-    )
-    return ours == theirs
+def _extends(later: Experiment, before: Experiment) -> bool:
+    """Return whether a spec is an earlier one with more trials, or with a fixed number of repeats,
+    and no other change."""
+    may_differ: dict[str, Any] = {"trials": True}
+    if later.repeats != "auto":
+        of_repeats = {"repeats": True, "max_repeats": True, "tie_margin": True}
+        may_differ |= {**of_repeats, "limits": {"run_s"}}
+    ours, theirs = (each.model_dump(exclude=may_differ) for each in (later, before))
+    return ours == theirs and later.trials[: len(before.trials)] == before.trials
 
 
 def _repeats_of(files: RunFiles, experiment: Experiment) -> int:

@@ -19,26 +19,29 @@ from paceline.base.host.own_runs import remember_run
 from paceline.measure.records.documents import set_aside
 from paceline.measure.records.files import document, read_json, write_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.phases import replayed_after
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Experiment, Spec
 from paceline.plan.spec.loading import load_spec
 from paceline.plan.spec.values import EVALUATION_KEYS
 from paceline.plan.trials.rules import failure_faults
-from paceline.plan.trials.trial import Trial, measured_again
+from paceline.plan.trials.trial import Trial, measured_again, planned_steps
 from paceline.runner.lab.session import own_lab
 from paceline.runner.launchers.base import launcher_for
 from paceline.runner.preflight.this_host import check_lab
 from paceline.runner.trials.directory import (
+    check_added,
     check_code,
     check_run_dir,
-    gets_further_repeats,
     has_ended,
+    is_extended,
     made_run_dir,
     only_runner,
 )
 from paceline.runner.trials.planning import (
     Planned,
     Progress,
+    known_samples,
     make_datasets,
     manifest_of,
     planned_trials,
@@ -65,8 +68,8 @@ def run(
 ) -> list[Outcome]:
     """Run every trial of `spec` into `run_dir`; return the outcomes of the trials that failed.
 
-    resume: run the failed and missing trials of a run. Its spec may differ in a higher number of
-    repeats, which the run gets, as if it had been started with them.
+    resume: run the failed and missing trials of a run. Its spec may have a higher number of repeats
+    and further [[trials]], which the run gets, as if it had been started with them.
     keep_going: run the other trials after one has failed. False: raise RankFailed or TimedOut, with
     all earlier trials intact. None: go on if the plan has several configurations.
     changed_script: resume also with other code than that of the finished trials.
@@ -82,6 +85,8 @@ def run(
         check_code(files)
     with made_run_dir(run_dir):
         planned = planned_trials(spec, make_datasets(spec.experiment, progress))
+        if extended := resume and is_extended(files, spec.experiment):
+            check_added(files, planned.experiment, planned.trials, planned.left_out)
         preview = preview_run(planned, run_dir.parent)
         preview.check()
         preflight(planned.trials)
@@ -93,17 +98,19 @@ def run(
     if keep_going is None:
         keep_going = len({trial.configuration for trial in planned.trials}) > 1
     with only_runner(run_dir):
-        _write_plan(planned, files)
-        return _run_trials(planned, files, progress, keep_going=keep_going)
+        _write_plan(planned, files, extended=extended)
+        first = _baselines_for_states(planned, files) if extended else []
+        ordered = [*first, *_in_order(planned.trials, files)]
+        return _run_trials(planned, ordered, files, progress, keep_going=keep_going)
 
 
-def _write_plan(planned: Planned, files: RunFiles) -> None:
-    """Write the manifest of a new run; give that of an earlier one its further repeats."""
+def _write_plan(planned: Planned, files: RunFiles, *, extended: bool) -> None:
+    """Write the manifest of a new run; give that of an extended one its further trials."""
     if not files.manifest.exists():
         write_json(files.manifest, manifest_of(planned))
         remember_run(files.root)
-    elif gets_further_repeats(files, planned.experiment):
-        files.repeats.unlink(missing_ok=True)  # a fixed number follows no looks
+    elif extended:
+        files.repeats.unlink(missing_ok=True)  # other looks follow, or none
         plan = {"spec_toml": planned.spec_text, "trials": [trial.id for trial in planned.trials]}
         write_json(files.manifest, {**read_json(files.manifest), **plan})
 
@@ -119,8 +126,14 @@ def preflight(trials: Iterable[Trial]) -> None:
 
 
 def _run_trials(
-    planned: Planned, files: RunFiles, progress: Progress, *, keep_going: bool
+    planned: Planned,
+    ordered: Sequence[Trial],
+    files: RunFiles,
+    progress: Progress,
+    *,
+    keep_going: bool,
 ) -> list[Outcome]:
+    """Run trials in their order. ordered: those that are planned, and baselines before them."""
     known = list(planned.trials)  # and those that are measured again
     failed: list[Outcome] = []
     hopeless: set[str] = set()
@@ -128,7 +141,7 @@ def _run_trials(
     if planned.experiment.repeats == "auto":
         rule = AutomaticRepeats(planned.experiment, known, files)
     progress.between_trials(files)
-    for repeat, own in groupby(_in_order(planned.trials, files), key=lambda t: t.repeat):
+    for repeat, own in groupby(ordered, key=lambda t: t.planned_repeat):
         if rule is not None and repeat and not rule.another(repeat):
             return failed
         for trial in _with_repeated(list(own), files, planned.experiment):
@@ -178,7 +191,8 @@ def _with_repeated(
     Speeds do not decide it: the choice would make slow configurations faster.
     """
     yield from trials
-    for trial in trials if experiment.measure_again else ():
+    first = [trial for trial in trials if not trial.is_again]
+    for trial in first if experiment.measure_again else ():
         ended = document(files.trial(trial.id).outcome, Outcome)
         if ended is not None and ended.status == "ok" and ended.beside_others:
             yield measured_again(trial)
@@ -194,6 +208,34 @@ def _in_order(trials: Sequence[Trial], files: RunFiles) -> list[Trial]:
     left = (t.repeat for t in trials if t.is_baseline and not is_finished(files.trial(t.id)))
     first = min(left, default=None)
     return sorted(trials, key=lambda t: (t.repeat, t.repeat == first and not t.is_baseline))
+
+
+def _baselines_for_states(planned: Planned, files: RunFiles) -> list[Trial]:
+    """Return baselines to measure again, before configurations that were added to a run.
+
+    The added ones replay steps from states of a baseline, which the good end of a run has removed.
+    An earlier trial of the same name becomes an attempt.
+    """
+    left = [trial for trial in planned.trials if not is_finished(files.trial(trial.id))]
+    first = [trial for trial in left if trial.repeat == left[0].repeat and trial.is_replayed]
+    if files.replay.exists() or any(trial.is_baseline for trial in first):
+        return []
+    wanted = {(t.training.workload, t.training.seed, t.repeat) for t in first}
+    found = {
+        key: measured_again(trial)
+        for trial in planned.trials
+        if trial.is_baseline and _replays(planned, trial)
+        if (key := (trial.training.workload, trial.training.seed, trial.repeat)) in wanted
+    }
+    for trial in found.values():
+        set_aside(files, trial)
+    return list(found.values())
+
+
+def _replays(planned: Planned, trial: Trial) -> bool:
+    """Return whether the trial is so long that others replay steps from its states."""
+    steps = planned_steps(trial.training, known_samples(planned, trial.training))
+    return steps is not None and bool(replayed_after(steps))
 
 
 def _is_hopeless(failed: Trial, trials: Iterable[Trial], files: RunFiles) -> bool:

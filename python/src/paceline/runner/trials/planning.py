@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from paceline.base.host.machine import all_packages, machine_facts, package_vers
 from paceline.base.host.programs import repository_state
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import SCHEMA, Outcome
+from paceline.measure.records.virtual_clock import DILATION_VARIABLE
 from paceline.plan.spec import Experiment, Spec
 from paceline.plan.spec.values import absolute_name
 from paceline.plan.spec.workloads import workload_of
@@ -151,8 +153,15 @@ def provenance() -> dict[str, Any]:
         "git": repository_state(Path.cwd()),
         "versions": package_versions(),
         "packages": all_packages(),
-        "host": machine_facts(),
+        "host": host_facts(),
     }
+
+
+def host_facts() -> dict[str, Any]:
+    """Return the facts of this machine, and whether its lab hosts take turns."""
+    dilation = int(os.environ.get(DILATION_VARIABLE, "1"))
+    turns = {} if dilation == 1 else {"turns": f"{dilation} hosts in turns"}
+    return {**machine_facts(), **turns}
 
 
 def known_samples(planned: Planned, training: Training) -> int | None:
