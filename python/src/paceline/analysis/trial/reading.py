@@ -103,6 +103,14 @@ class TrialRecord:
         known = (rank.environment for rank in self.ranks)
         return max((found.dilation for found in known if found is not None), default=1)
 
+    @property
+    def link(self) -> str | None:
+        """Return the rate of the links between its hosts, if a lab limited them."""
+        if self.trial.placement.nodes == 1:
+            return None
+        known = (rank.environment for rank in self.ranks)
+        return next((found.link for found in known if found is not None), None)
+
 
 def by_workload(records: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
     """Return the trials of each workload, in their order."""

@@ -241,6 +241,7 @@ class RankEnvironment:
     device: str = "cpu"  # as torch names it, with its model: "cuda:0 (NVIDIA H200)"
     numa_nodes: list[int] = field(default_factory=list)  # of the cores in `affinity`; [] if unknown
     dilation: int = 1  # how many times slower time runs for a host that takes turns
+    link: str | None = None  # rate of the host's link, in a lab that limits it
     workers: list[WorkerEnvironment] = field(default_factory=list)  # threads with replicas
     # of a script's rank; equal on ranks that hold the same samples, as in tensor parallel
     first_batch_sha256: str | None = None

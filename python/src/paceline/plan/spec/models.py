@@ -132,6 +132,7 @@ class TrialRequest(Overrides):
     transport: str | None = None
     device: Device = "cpu"
     nodes: PositiveInt = 1
+    link: str | None = None  # rate of each host's link, which only a lab can set
     ranks_per_node: Count = "auto"
     threads_per_rank: Count = "auto"
     oversubscribe: bool = False

@@ -241,6 +241,7 @@ def _trial(
         launcher_options=LAUNCHERS.get(request.launcher).options(request, experiment),
         device=request.device,
         interface=experiment.network.interface or LOOPBACK,
+        link=request.link,
         telemetry=experiment.telemetry,
         limits=experiment.limits,
         checkpoint=_checkpoint(experiment, workload, transport),

@@ -285,6 +285,15 @@ def core_faults(trial: Trial, cores: int) -> Iterator[str]:
         )
 
 
+def link_faults(trial: Trial, *, in_lab: bool) -> Iterator[str]:
+    """Yield why a trial cannot have the rate of its links. in_lab: this host belongs to a lab."""
+    if trial.link is not None and not in_lab:
+        yield (
+            f"{trial.configuration}: the rate of its links can be set between hosts of a lab only "
+            "(`paceline lab run SPEC`)"
+        )
+
+
 # --- trials beside each other -------------------------------------------------------------------
 
 

@@ -219,6 +219,7 @@ class Trial(_Value):
     launcher_options: SerializeAsAny[OptionModel]
     device: Device = "cpu"
     interface: str = LOOPBACK
+    link: str | None = None  # rate of each host's link in a lab; None: that of the hosts
     save_tensors: bool = True
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: Limits = Limits()
@@ -311,6 +312,8 @@ class Trial(_Value):
         parts += [name for name, _ in training.unusual]
         parts += self.transport_options.name_parts(place)
         parts += self.launcher_options.name_parts(place)
+        if self.link is not None:
+            parts.append(_in_a_name(f"link-{self.link}"))
         parts += [_in_a_name(argument) for argument in self.arguments]
         parts += [_in_a_name(f"{name}={value}") for name, value in self.environment.items()]
         return ".".join(parts)
@@ -371,6 +374,7 @@ class Trial(_Value):
     def labels(self) -> list[str]:
         """Words for the options that differ from their defaults."""
         own = [label for _, label in self.training.unusual]
+        own += [] if self.link is None else [f"link {self.link}"]
         own += [*self.arguments, *(f"{name}={value}" for name, value in self.environment.items())]
         return [*own, *(label for each in self.options for label in each.labels())]
 

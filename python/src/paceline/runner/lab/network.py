@@ -19,7 +19,11 @@ from paceline.base.errors import EnvironmentLacks, TimedOut, UsageError
 from paceline.base.host.processes import command_line_of, kill_until_gone, pids_with_variable, send
 from paceline.collectives.host import wait_until
 from paceline.measure.records.files import write_text
-from paceline.measure.records.virtual_clock import DILATION_VARIABLE, SLICES_VARIABLE
+from paceline.measure.records.virtual_clock import (
+    DILATION_VARIABLE,
+    LINK_VARIABLE,
+    SLICES_VARIABLE,
+)
 from paceline.plan.spec.values import bits_per_s
 from paceline.runner.lab import turns
 from paceline.runner.lab.record import (
@@ -284,6 +288,8 @@ def environment(record: LabRecord, host: Host) -> dict[str, str]:
         "PRTE_MCA_prte_if_include": INTERFACE,
         "OMPI_MCA_btl_tcp_if_include": INTERFACE,
     }
+    if record.settings.bandwidth is not None:
+        found[LINK_VARIABLE] = record.settings.bandwidth
     if record.settings.spark:
         found["PACELINE_LAB_SPARK_MASTER"] = record.spark_master
     if record.settings.turns:

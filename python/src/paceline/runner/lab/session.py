@@ -9,6 +9,8 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -178,6 +180,25 @@ def own_lab() -> LabRecord | None:
     """Return the lab that this process is in; None outside of labs."""
     name = os.environ.get(NAME_VARIABLE)
     return None if name is None else Registry().load(name)
+
+
+@contextmanager
+def links_at(rate: str | None) -> Iterator[None]:
+    """Give all links of the lab that this process is in another rate; None changes nothing.
+
+    Raises EnvironmentLacks outside of labs.
+    """
+    if rate is None:
+        yield
+        return
+    lab = own_lab()
+    if lab is None:
+        raise EnvironmentLacks(f"link {rate}: expected hosts of a lab, whose links have any rate")
+    network.shape(lab, rate)
+    try:
+        yield
+    finally:
+        network.shape(lab, lab.settings.bandwidth)
 
 
 def crash(record: LabRecord, host: Host) -> None:

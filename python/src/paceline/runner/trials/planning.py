@@ -19,8 +19,9 @@ from paceline.plan.spec import Experiment, Spec
 from paceline.plan.spec.values import absolute_name
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.planning import matching, plan_on_node, selected_trials
-from paceline.plan.trials.rules import core_faults
+from paceline.plan.trials.rules import core_faults, link_faults
 from paceline.plan.trials.trial import Training, Trial
+from paceline.runner.lab.record import NAME_VARIABLE
 from paceline.runner.preflight.this_host import check_fields
 from paceline.train.data.catalogue import (
     ensure_dataset,
@@ -77,7 +78,12 @@ def planned_trials(spec: Spec, datasets: dict[str, str], cores: int | None = Non
     experiment, cores = spec.experiment, cores or usable_cores()
     planned = plan_on_node(experiment, datasets, cores)
     selected = selected_trials(planned.trials, experiment.only, experiment.baseline)
-    lacking = {t.configuration: fault for t in selected for fault in core_faults(t, cores)}
+    in_lab = NAME_VARIABLE in os.environ
+    lacking = {
+        trial.configuration: fault
+        for trial in selected
+        for fault in (*core_faults(trial, cores), *link_faults(trial, in_lab=in_lab))
+    }
     trials = [trial for trial in selected if trial.configuration not in lacking]
     kept, pattern = [trial.configuration for trial in trials], experiment.baseline or "*"
     if not matching(kept, pattern):

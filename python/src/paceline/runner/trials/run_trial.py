@@ -44,6 +44,7 @@ from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import SIDECAR_HOST_VARIABLE
 from paceline.runner.job.rank import watch
 from paceline.runner.job.rank_status import RESTARTED_CODES, outcome_status
+from paceline.runner.lab.session import links_at
 from paceline.runner.launchers.base import launcher_for
 from paceline.runner.launchers.diagnosis import diagnose
 from paceline.runner.launchers.supervise import (
@@ -71,7 +72,7 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     attempts = 1 if LAUNCHERS.get(trial.launcher).restarts_ranks else 1 + trial.restarts
     started_s = time.monotonic()
     launched_unix_s: float | None = None
-    with failing(trial, files):
+    with links_at(trial.link), failing(trial, files):
         while True:
             limit_s = max(0.0, trial.limits.trial_s - (time.monotonic() - started_s))
             outcome, failure = _run_attempt(trial, files, limit_s)

@@ -33,6 +33,8 @@ def faults_of(text: str) -> list[str]:
         ("local/pipeline", "replicas = 2", '"threads", "processes" or "hybrid"'),
         ("local/pipeline", 'reduction = "flat"', '= "processes"'),
         # too few
+        ("mpi/threads", 'link = "1gbit"', 'link: "1gbit" is a rate between nodes, got nodes = 1'),
+        ("mpi/threads", f'link = "fast"; replicas = 2; {NODES}', "link: expected a rate such as"),
         ("local/threads", "nodes = 0", "nodes: input should be greater than or equal to 1, got 0"),
         ("local/threads", "replicas = 1", 'for one use local_strategy = "sequential"'),
         ("local/threads", "threads_per_rank = 1", "one for each replica, got 1"),

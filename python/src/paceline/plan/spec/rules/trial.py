@@ -22,7 +22,7 @@ from paceline.plan.spec.placement import NodeCounts
 from paceline.plan.spec.reduction import StepReduction
 from paceline.plan.spec.rules.transport import strategy_of, transport_faults, transport_of
 from paceline.plan.spec.sentences import no_such_key, sentences
-from paceline.plan.spec.values import BEST
+from paceline.plan.spec.values import BEST, bits_per_s
 
 _GROUPS: dict[str, NamedChoices[Any]] = {
     "local_strategy": STRATEGIES,
@@ -58,6 +58,8 @@ def _combination_faults(request: TrialRequest, experiment: Experiment) -> Iterat
         yield from transport_faults(request)
     if request.nodes > 1:
         yield from _multi_node_faults(request, experiment, has_count_faults=bool(counts))
+    if request.link is not None:
+        yield from _link_faults(request, request.link)
     transport = transport_of(request)
     if transport is not None and not counts:
         yield from TRANSPORTS.get(transport).key_faults(request)
@@ -100,6 +102,15 @@ def _multi_node_faults(
         )
     if not has_count_faults and not is_filled_in(request, experiment):
         yield from open_count_faults(request)
+
+
+def _link_faults(request: TrialRequest, link: str) -> Iterator[str]:
+    if request.nodes == 1:
+        yield f'link: "{link}" is a rate between nodes, got nodes = 1; remove it'
+    try:
+        bits_per_s(link, "link")
+    except UsageError as error:
+        yield str(error)
 
 
 def _best_faults(request: TrialRequest, experiment: Experiment) -> Iterator[str]:
