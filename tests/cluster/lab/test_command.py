@@ -15,6 +15,8 @@ from tests.cluster.lab.labs import removing_remains, traces_of
 from tests.functional.cli_runs import Cli
 from tests.support.commands import run_command
 
+from paceline.analysis.trial.reading import load_run
+from paceline.measure.records.layout import RunFiles
 from paceline.runner.lab.record import Registry
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
@@ -86,6 +88,47 @@ def test_up_with_a_command_ends_as_the_command_does(name: str) -> None:
     assert (done.returncode, done.stdout) == (7, "on  10.77.0.1,10.77.0.2\n"), done.stderr
     assert Registry().load(name) is None
     assert not Path(f"/run/netns/paceline-{name}-0").exists()
+
+
+STUDY = """
+schema = 2
+name = "study"
+repeats = 1
+[training]
+max_steps = 3
+warmup_steps = 1
+[[workloads]]
+name = "tiny"
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "mpi"
+transport = "gloo"
+local_strategy = "sequential"
+nodes = 2
+[[trials]]
+launcher = "mpi"
+transport = "gloo"
+local_strategy = "sequential"
+nodes = 2
+link = "100mbit"
+[network]
+interface = "ethernet"  # the lab has another
+"""
+
+
+def test_experiment_runs_on_hosts_made_for_it_with_the_links_of_its_trials(
+    name: str, tmp_path: Path
+) -> None:
+    spec, run = tmp_path / "study.toml", tmp_path / "run"
+    spec.write_text(STUDY)
+    done = lab("run", spec, "--name", name, "--cores", 1, "--out", run, "-q")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert Registry().load(name) is None
+    records = load_run(RunFiles(run))
+    assert [record.link for record in records] == [None, "1gbit", "100mbit"]
+    assert {rank.status.host for rank in records[2].ranks} == {f"{name}-0", f"{name}-1"}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,20 @@ import click
 
 from paceline.base.errors import EnvironmentLacks, ExitCode
 from paceline.base.host.processes import shell_status
-from paceline.runner.lab import Lab, LabSettings, network, why_not
+from paceline.plan.spec import load_spec
+from paceline.runner.lab import INTERFACE, Lab, LabSettings, network, why_not
 from paceline.runner.lab.network import remove, remove_abandoned
-from paceline.runner.lab.record import LabRecord, Registry
+from paceline.runner.lab.record import LabRecord, Registry, settings_for
 
 _name_option = click.option("--name", default="lab", metavar="NAME", help="Name of the lab.")
+_slice_option = click.option(
+    "--slice",
+    "slice_ms",
+    metavar="MS",
+    type=int,
+    default=10,
+    help="Of a host that takes turns, in milliseconds: 5 to 20.",
+)
 # the number of the host, from 0, or its name
 _host_argument = click.argument("host")
 
@@ -48,14 +60,7 @@ def command() -> None:
     help="Give every host the same cores and let the hosts run one after the other; needs --cores "
     "and --bandwidth.",
 )
-@click.option(
-    "--slice",
-    "slice_ms",
-    metavar="MS",
-    type=int,
-    default=10,
-    help="Of a host with --turns, in milliseconds: 5 to 20.",
-)
+@_slice_option
 @click.option("--no-spark", is_flag=True, help="Do not start Spark.")
 @click.option(
     "--logs", metavar="DIR", type=click.Path(path_type=Path), help="Keep the logs of Spark in DIR."
@@ -76,17 +81,56 @@ def up(
     Without --exec the lab stays until `paceline lab down`.
     """
     lab = Lab(LabSettings(spark=not no_spark, **settings), name=name, logs=logs)
+    if shell_line is not None:
+        return _run_and_remove(lab, "sh", "-c", shell_line)
     with ExitStack() as stack:
         stack.callback(lab.close)
         for abandoned in lab.make():
             _say_abandoned(abandoned)
-        if shell_line is not None:
-            click.echo(_described(lab.record), err=True)
-            return shell_status(subprocess.call(lab.hosts[0].command("sh", "-c", shell_line)))
         lab.leave()
         stack.pop_all()  # it stays
     print(_described(lab.record))
     return ExitCode.OK
+
+
+@command.command("run", context_settings={"ignore_unknown_options": True})
+@click.argument("spec", metavar="SPEC")
+@click.argument("options", metavar="[OPTIONS OF RUN]...", nargs=-1, type=click.UNPROCESSED)
+@click.option("--cores", metavar="N", type=int, default=2, help="Cores of each host; default: 2.")
+@click.option(
+    "--bandwidth", metavar="RATE", default="1gbit",
+    help='Of each link, for trials without a rate of their own; default: "1gbit".',
+)  # fmt: skip
+@_slice_option
+@_name_option
+def run_in_lab(
+    spec: str, options: tuple[str, ...], name: str, cores: int, bandwidth: str, slice_ms: int
+) -> int:
+    """Make the hosts that an experiment needs, run it on the first one, and remove them.
+
+    There are as many hosts as the trials with most nodes have. If this machine has too few cores
+    for all of them, they take turns. Other options are those of `paceline run`.
+    """
+    trials, here = load_spec(spec).experiment.trials, len(os.sched_getaffinity(0))
+    settings = settings_for(trials, cores=cores, bandwidth=bandwidth, slice_ms=slice_ms, here=here)
+    lab = Lab(settings, name=name)
+    of_lab = {"network.interface": INTERFACE}
+    if any(trial.launcher == "mpi" and trial.nodes > 1 for trial in trials):
+        of_lab["mpi.hostfile"] = str(lab.hostfile)
+    if settings.spark:
+        of_lab["spark.master"] = lab.spark_master
+    words = [w for key, value in of_lab.items() for w in ("--set", f"{key}={json.dumps(value)}")]
+    return _run_and_remove(lab, sys.executable, "-m", "paceline.cli", "run", spec, *words, *options)
+
+
+def _run_and_remove(lab: Lab, *words: str) -> int:
+    """Make a lab, run a command on its first host, and remove the lab."""
+    with ExitStack() as stack:
+        stack.callback(lab.close)
+        for abandoned in lab.make():
+            _say_abandoned(abandoned)
+        click.echo(_described(lab.record), err=True)
+        return shell_status(subprocess.call(lab.hosts[0].command(*words)))
 
 
 @command.command("down")

@@ -14,6 +14,7 @@ from paceline.plan.spec.loading import shipped_experiments
 from paceline.plan.spec.values import BASELINE
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.trial import Trial
+from paceline.runner.lab.record import NAME_VARIABLE
 from paceline.runner.trials.planning import Planned, planned_trials
 
 CORES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -109,3 +110,17 @@ def test_configuration_that_the_cores_make_equal_to_an_earlier_one_is_left_out()
     assert not planned(document, 8).left_out
     plan = planned(document, 4)
     assert ["as an earlier one" in reason for reason in plan.left_out] == [True]
+
+
+def test_rates_of_links_are_left_out_where_no_lab_sets_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(NAME_VARIABLE, raising=False)
+    reasons = planned("local-global", 2).left_out
+    assert len(reasons) == 5
+    assert all("between hosts of a lab only (`paceline lab run SPEC`)" in each for each in reasons)
+    monkeypatch.setenv(NAME_VARIABLE, "lab")
+    plan = planned("local-global", 2)
+    assert not plan.left_out
+    assert len({trial.configuration for trial in plan.trials}) == len(plan.experiment.trials)
+    assert {trial.link for trial in plan.trials} == {None, "100mbit"}

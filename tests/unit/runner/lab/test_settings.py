@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.base.errors import EnvironmentLacks, UsageError
+from paceline.plan.spec import load_spec
 from paceline.runner.lab import LabSettings, why_not
-from paceline.runner.lab.record import check_name
+from paceline.runner.lab.record import check_name, settings_for
 
 
 @pytest.mark.parametrize("rate", ["", "fast", "1gbyte", "-1mbit", "0bit", "1kbit", "1G"])
@@ -56,3 +57,13 @@ def test_no_lab_is_made_on_a_host_of_a_lab(monkeypatch):
 
 def test_names_of_letters_digits_and_dashes_are_taken():
     check_name("lab-2")
+
+
+@pytest.mark.parametrize(("here", "turns"), [(2, True), (4, False)])
+def test_lab_of_an_experiment_has_the_hosts_of_its_largest_trial(here: int, turns: bool) -> None:
+    trials = load_spec("local-global").experiment.trials
+    found = settings_for(trials, cores=2, bandwidth="1gbit", slice_ms=5, here=here)
+    assert (found.hosts, found.turns, found.spark) == (2, turns, True)
+    found.check()
+    alone = settings_for(trials[:6], cores=2, bandwidth="1gbit", slice_ms=5, here=1)
+    assert (alone.hosts, alone.turns, alone.spark) == (1, False, False)

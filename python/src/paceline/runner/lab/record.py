@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from paceline.base.errors import DataError, EnvironmentLacks, UsageError
 from paceline.base.host.locks import exclusive_lock
 from paceline.collectives.host import Process
 from paceline.measure.records.files import read_json, typed, write_json
+from paceline.plan.spec.models import TrialRequest
 from paceline.plan.spec.values import bits_per_s
 
 NAME_VARIABLE = "PACELINE_LAB"  # set in all processes of a lab
@@ -104,6 +105,25 @@ class LabSettings:
                 "omit cores, so that all hosts share them"
             )
         return here[number * self.cores : (number + 1) * self.cores]
+
+
+def settings_for(
+    trials: Iterable[TrialRequest], *, cores: int, bandwidth: str, slice_ms: int, here: int
+) -> LabSettings:
+    """Return the settings of a lab for an experiment: as many hosts as a trial has nodes.
+
+    cores: of each host. here: those of this machine; if they are too few, the hosts take turns.
+    """
+    spanning = [trial for trial in trials if trial.nodes > 1]
+    hosts = max((trial.nodes for trial in spanning), default=1)
+    return LabSettings(
+        hosts=hosts,
+        cores=cores,
+        bandwidth=bandwidth,
+        turns=hosts > 1 and hosts * cores > here,
+        slice_ms=slice_ms,
+        spark=any(trial.launcher == "spark" for trial in spanning),
+    )
 
 
 def check_name(name: str) -> None:
