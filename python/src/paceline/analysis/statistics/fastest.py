@@ -122,6 +122,25 @@ def differing(
     return noise & least_doubts({n: t.doubt(value) for n, t in tests.items()}, level * RISK_SHARE)
 
 
+def reversed_orders(
+    pairs: Mapping[str, tuple[Belief, Belief]], *, level: float = 1 - CONFIDENCE
+) -> set[str]:
+    """Return the pairs whose order is shown to be another one in two places.
+
+    pairs: the logarithms of the same ratio in both. An order is reversed only if both ratios differ
+    from one on their sides, so the weaker of the two tests counts, without a correction (R. L.
+    Berger, Technometrics 24(4), 1982). level: of the whole family.
+    """
+    opposed = {name for name, (one, other) in pairs.items() if one.value * other.value < 0}
+    noise = {
+        name: max(each.p_value(0.0) for each in both) if name in opposed else 1.0
+        for name, both in pairs.items()
+    }
+    doubts = {name: max(each.doubt(0.0) for each in pairs[name]) for name in opposed}
+    shown = holm(noise, level * (1 - RISK_SHARE))
+    return shown & least_doubts(doubts, level * RISK_SHARE)
+
+
 def least_doubts(doubts: Mapping[str, float], risk: float) -> set[str]:
     """Return the statements of which all hold with a probability of 1 - risk: the surest first."""
     surest_first = sorted(doubts, key=doubts.__getitem__)

@@ -138,8 +138,10 @@ def levels(most_repeats: int) -> Mapping[int, float]:
 
 _SEED = 20220131
 _PERMUTATIONS = 10_000
-_MOST_EXACT = 7  # values, of which all permutations are tried
-LEAST_VALUES = 3
+_MOST_EXACT = 7  # units, of which all permutations are tried
+LEAST_UNITS = 3
+_POWER = 0.8
+_RANK_VARIANCE = 1.06  # of Fisher's transform of a rank correlation (E. C. Fieller, 1957)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,35 +153,76 @@ class RankCorrelation:
 
 
 def rank_correlation(
-    first: NDArray[np.float64], second: NDArray[np.float64]
+    first: NDArray[np.float64],
+    second: NDArray[np.float64],
+    given: NDArray[np.float64] | None = None,
 ) -> RankCorrelation | None:
-    """Return the rank correlation of pairs of values; None below three pairs or without an order.
+    """Return the rank correlation of two values of the same units, measured in several blocks.
 
-    The p-value is exact for up to seven pairs. For more it comes from seeded permutations.
+    first, second: shape (blocks, units), or (units,). given: shape (units,); a value on which both
+    may depend, whose ranks are taken out of both (partial correlation). None for too few units, or
+    if nothing is left that differs.
+
+    Ranks are those within a block, so differences between blocks do not count. A permutation moves
+    a unit in all blocks at once: what one unit does in several blocks is not independent. It moves
+    residuals (D. Freedman, D. Lane, Journal of Business & Economic Statistics 1(4), 1983). The
+    p-value is exact for up to seven units. For more it comes from seeded permutations.
     """
-    if len(first) < LEAST_VALUES:
+    ours, theirs = (scipy.stats.rankdata(np.atleast_2d(each), axis=1) for each in (first, second))
+    units = ours.shape[1]
+    if units < LEAST_UNITS + (given is not None):
         return None
-    ranks = [_standardised(values) for values in (first, second)]
-    if ranks[0] is None or ranks[1] is None:
+    residual = _residual(units, given)
+    ours, theirs = ours @ residual, theirs @ residual
+    scale = float(np.linalg.norm(ours))
+    if min(scale, float(np.linalg.norm(theirs))) < 1e-9:
         return None
-    correlation = float(ranks[0] @ ranks[1])
-    permuted = _permutations(len(first))
-    others = ranks[1][permuted] @ ranks[0]
-    extreme = int((np.abs(others) >= abs(correlation) - 1e-12).sum())
+    permuted = _permutations(units)
+    others = theirs[:, permuted] @ residual
+    norms = np.linalg.norm(others, axis=(0, 2))
+    products = np.einsum("bu,bpu->p", ours, others)
+    found = np.divide(products, scale * norms, out=np.zeros_like(norms), where=norms > 1e-9)
+    correlation = float((ours * theirs).sum() / (scale * np.linalg.norm(theirs)))
+    extreme = int((np.abs(found) >= abs(correlation) - 1e-12).sum())
     count = len(permuted)
-    is_exact = count == math.factorial(len(first))
+    is_exact = count == math.factorial(units)
     p_value = extreme / count if is_exact else (extreme + 1) / (count + 1)
     return RankCorrelation(correlation=correlation, p_value=p_value)
 
 
-def _standardised(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    ranks = scipy.stats.rankdata(values)
-    centred = ranks - ranks.mean()
-    norm = float(np.linalg.norm(centred))
-    if norm == 0:
+def least_p_value(units: int) -> float:
+    """Return the smallest two-sided p-value of a permutation test of so many units."""
+    count = math.factorial(min(units, _MOST_EXACT))
+    return 2 / count if units <= _MOST_EXACT else 1 / (_PERMUTATIONS + 1)
+
+
+def least_units(tests: int) -> int:
+    """Return the units from which on one of so many tests can be significant with Holm's method."""
+    needed = range(LEAST_UNITS, _MOST_EXACT + 2)
+    return next(n for n in needed if least_p_value(n) <= (1 - CONFIDENCE) / tests)
+
+
+def units_to_find(correlation: float, tests: int, given: int = 0) -> int | None:
+    """Return the units with which a correlation is found with a probability of 80 %.
+
+    tests: with Holm's method. given: values that are taken out. None if there is no correlation.
+    """
+    distance = abs(math.atanh(min(max(correlation, -0.999), 0.999)))
+    if distance < 1e-3:
         return None
-    scaled: NDArray[np.float64] = centred / norm
-    return scaled
+    quantiles = scipy.special.ndtri([1 - (1 - CONFIDENCE) / tests / 2, _POWER]).sum()
+    found = _RANK_VARIANCE * float(quantiles / distance) ** 2
+    return max(math.ceil(found) + 3 + given, least_units(tests))
+
+
+def _residual(units: int, given: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """Return the matrix that takes the mean, and the ranks of a value, out of ranks."""
+    found: NDArray[np.float64] = np.eye(units) - 1 / units
+    if given is None:
+        return found
+    ranks = scipy.stats.rankdata(given) @ found
+    norm = float(np.linalg.norm(ranks))
+    return found if norm == 0 else found - np.outer(ranks, ranks) / norm**2
 
 
 def _permutations(size: int) -> NDArray[np.int64]:
