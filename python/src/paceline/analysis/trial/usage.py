@@ -52,6 +52,7 @@ class HostUsage:
     threads_median: float | None = None
     threads_peak: float | None = None
     context_switches_per_s: float | None = None  # of the run, mean over time, summed over hosts
+    network_sent_bytes_per_s: float | None = None  # mean over time, summed over hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ def host_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> HostUsage:
         threads_median=_total(host.median("run_threads") for host in inside),
         threads_peak=_total(host.peak("run_threads") for host in inside),
         context_switches_per_s=_total(host.mean(*_SWITCHES) for host in inside),
+        network_sent_bytes_per_s=_total(host.mean("network_sent_bytes_per_s") for host in inside),
     )
 
 
@@ -100,6 +102,7 @@ def median_usage(repeats: Sequence[HostUsage]) -> HostUsage:
         threads_median=median_of(r.threads_median for r in repeats),
         threads_peak=median_of(r.threads_peak for r in repeats),
         context_switches_per_s=median_of(r.context_switches_per_s for r in repeats),
+        network_sent_bytes_per_s=median_of(r.network_sent_bytes_per_s for r in repeats),
     )
 
 
