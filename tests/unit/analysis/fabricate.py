@@ -35,6 +35,7 @@ from tests.unit.analysis.ways import (
     THREADS,
     TORCHRUN,
     Way,
+    on_nodes,
 )
 
 from paceline.collectives.message_schedules import share_bounds

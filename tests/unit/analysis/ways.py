@@ -174,4 +174,13 @@ HYBRID = Way(
     cpu_percent=95,
     run_pss_bytes=1_700_000_000,
 )
+
+
+def on_nodes(way: Way, nodes: int, **changes: object) -> Way:
+    """Return a way under MPI on several nodes, which share the work; all its ranks send."""
+    shared = {"forward_s": way.forward_s / nodes, "backward_s": way.backward_s / nodes}
+    place = {"launcher": "mpi", "transport": "gloo", "nodes": nodes, "transfer_s": 0.05 * way.ranks}
+    return dataclasses.replace(way, **{**shared, **place, **changes})
+
+
 LOCAL_WAYS = (SEQUENTIAL, INTRAOP, THREADS, PROCESSES, PIPELINE, HYBRID)

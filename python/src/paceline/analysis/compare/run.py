@@ -23,12 +23,7 @@ from paceline.analysis.compare.compute_row import (
     planned_row,
     repeats_itself,
 )
-from paceline.analysis.compare.local_global import (
-    FigureRelation,
-    LocalGlobal,
-    relate,
-    relate_figures,
-)
+from paceline.analysis.compare.local_global import LocalGlobal, relate
 from paceline.analysis.compare.ranking import Ranking, rankings, rates_of
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.verdict import Verdict, make_verdict
@@ -43,7 +38,6 @@ from paceline.analysis.trial.reading import (
     by_workload,
     load_manifest,
     load_run,
-    node_setup,
     source_flags,
     with_sources,
 )
@@ -83,7 +77,6 @@ class Comparison:
     unfinished: tuple[UnfinishedTrial, ...]
     flags: tuple[str, ...]
     local_global: tuple[LocalGlobal, ...]
-    node_figures: tuple[FigureRelation, ...]
     compression: tuple[CompressionEffect, ...]
     trials: Mapping[str, tuple[TrialAnalysis, ...]]  # by configuration, in order of repeat
     manifest: Mapping[str, Any]
@@ -132,7 +125,6 @@ class Comparison:
                 "unfinished": self.unfinished,
                 "flags": self.flags,
                 "local_global": self.local_global,
-                "node_figures": self.node_figures,
                 "gradient_compression": self.compression,
                 "automatic_repeats": self.stopping,
                 "load": self.load,
@@ -297,7 +289,6 @@ def compare_run(
         stopping=stopping,
         flags=(*(f for part in parts for f in part.flags), *_flags(finished), *load.flags),
         local_global=tuple(found for part in parts for found in part.local_global),
-        node_figures=tuple(found for part in parts for found in part.node_figures),
         compression=tuple(found for part in parts for found in part.compression),
         trials=trials,
         manifest=with_sources(manifest, finished),
@@ -357,12 +348,11 @@ class _Workload:
         self.verdict = make_verdict(
             name, self.rows, ranking, fastest, explain, no_baseline=no_baseline
         )
-        setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}
         fair = [row for row in self.rows if row.has_comparable_speed]
-        ratio = self._speeds.ratio
-        self.local_global = relate(name, fair, setups, ratio, by_speed.fastest)
-        self.node_figures = relate_figures(name, fair)
-        self.compression = compression_effects(self.rows, self.trials, self.baseline, ratio)
+        self.local_global = relate(name, fair, self.trials, by_speed)
+        self.compression = compression_effects(
+            self.rows, self.trials, self.baseline, self._speeds.ratio
+        )
 
     def _chosen(self, pattern: str | None, records: Sequence[TrialRecord]) -> str | None:
         """Return the fastest equivalent configuration that matches the pattern, if there is one."""

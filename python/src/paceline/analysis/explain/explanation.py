@@ -191,7 +191,7 @@ def explain_repeats(
 
     def difference(name: str) -> Mean:
         seconds = [[each.part_s(name) for each in side] for side in (faster, slower)]
-        ours, theirs = _beliefs(seconds, step_s[0], paired=bool(common))
+        ours, theirs = time_beliefs(seconds, step_s[0], paired=bool(common))
         bounds = (ours - theirs).estimate().scaled(step_s[0])
         longer_s = mean.slower.part_s(name) - mean.faster.part_s(name)
         return Mean(mean=longer_s, low=min(bounds.low, longer_s), high=max(bounds.high, longer_s))
@@ -250,7 +250,7 @@ def name_causes(
     causes = []
     for rule in RULES:
         seconds = [rule.find(pair)[0] for pair in repeats]
-        (found,) = _beliefs([seconds], mean.faster.step_s)
+        (found,) = time_beliefs([seconds], mean.faster.step_s)
         limit = found.estimate().scaled(-mean.faster.step_s)
         if limit.low <= 0:
             continue
@@ -299,7 +299,7 @@ def _in_seconds(step_s: tuple[float, float], log_ratio: Estimate | None) -> Mean
     return Mean(mean=mean_s, low=min(mean_s, low), high=max(mean_s, high))
 
 
-def _beliefs(
+def time_beliefs(
     seconds: Sequence[Sequence[float]], step_s: float, *, paired: bool = True
 ) -> list[Belief]:
     """Return minus the time of each side as a share of `step_s`, by the model of the speeds.

@@ -21,6 +21,7 @@ from paceline.analysis.trial.host_frames import read_series
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.measure.records.phases import ALL_PHASES
 from paceline.show.report import strategies
+from paceline.show.report.answers import order_sentences
 from paceline.show.report.columns import comparison_table, mark_sentences, table_title
 from paceline.show.report.explain import causes_section
 from paceline.show.report.figures.charts import Chart, plotly_js, rank_time_chart, step_time_chart
@@ -31,6 +32,7 @@ from paceline.show.report.figures.speed import (
     speedup_chart,
     step_distribution_chart,
 )
+from paceline.show.report.local_global import QUESTION, local_global_section
 from paceline.show.report.profile import communication_section
 from paceline.show.report.provenance import (
     commands_section,
@@ -54,6 +56,7 @@ from paceline.show.report.verdict import verdict_sentence
 from paceline.show.report.wording import (
     NOT_KNOWN,
     NOT_MEASURED,
+    arithmetic_words,
     share,
     table_sentences,
     turns_mark,
@@ -127,7 +130,7 @@ def render(comparison: Comparison) -> str:
     context: dict[str, Any] = {
         "comparison": comparison,
         "created": None if created is None else f"{utc(created)} UTC",
-        "headlines": [(name, verdict_sentence(comparison, name)) for name in comparison.workloads],
+        "headlines": list(_headlines(comparison)),
         "sections": page_sections(comparison),
         "page": Detail.PAGE,
         "opened": Detail.WIDE,
@@ -135,6 +138,16 @@ def render(comparison: Comparison) -> str:
         "plotly": _packed(plotly_js()),
     }
     return environment.get_template(_TEMPLATE).render(context)
+
+
+def _headlines(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """Yield workloads with the answer on several nodes, if there is one, and with the verdict."""
+    for workload in comparison.workloads:
+        for found in comparison.local_global:
+            if found.workload == workload:
+                about = f"{workload}{arithmetic_words(comparison, found)}"
+                yield about, " ".join([QUESTION, *order_sentences(comparison, found)])
+        yield workload, verdict_sentence(comparison, workload)
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:
@@ -145,13 +158,16 @@ def charts(comparison: Comparison) -> dict[str, Chart]:
 def page_sections(comparison: Comparison) -> list[Section]:
     """Return the sections of the page that have something to show.
 
-    Speed and causes are open, everything else is folded.
+    Local strategies on several nodes, speed and causes are open, everything else is folded.
     """
-    open_ones = [_speed_section(comparison), causes_section(comparison)]
+    open_ones = [
+        local_global_section(comparison),
+        _speed_section(comparison),
+        causes_section(comparison),
+    ]
     others = [
         strategies.local_section(comparison),
         strategies.pipelines_section(comparison),
-        strategies.local_global_section(comparison),
         of_workloads(
             comparison,
             lossy_section,

@@ -1,36 +1,22 @@
-"""Sections of the page about local strategies, pipelines, and local strategy and launcher."""
+"""Sections of the page about local strategies and pipelines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from paceline.analysis.compare.local_global import LocalGlobal, Relation, StrategyLine
-from paceline.analysis.compare.row import Row, short_name, strategy_name
+from paceline.analysis.compare.row import Row, short_name
 from paceline.analysis.compare.run import Comparison
 from paceline.analysis.trial.phases import PipelineTimes
 from paceline.analysis.trial.reading import DOT, TIMES
-from paceline.show.report.columns import comparison_table, interval_cell
+from paceline.show.report.columns import comparison_table
 from paceline.show.report.figures.charts import stage_chart
-from paceline.show.report.figures.speed import local_global_chart, local_use_chart
-from paceline.show.report.section import Cell, Column, Detail, Section, Table
+from paceline.show.report.figures.speed import local_use_chart
+from paceline.show.report.section import Column, Detail, Section, Table
 from paceline.show.report.sections import of_workloads
 from paceline.show.report.wording import (
     MINUS,
     NOT_MEASURED,
-    arithmetic_words,
-    listed,
     megabytes,
-    place_name,
     share,
 )
-
-_FIGURE_WORDS = {
-    "cpu_percent": "the CPU use of the nodes",
-    "threads_median": "the number of threads",
-    "ram_percent_mean": "the memory in use",
-    "iowait_percent": "IOWait",
-    "context_switches_per_s": "the rate of context switches",
-}
 
 
 def local_section(comparison: Comparison) -> Section | None:
@@ -56,25 +42,9 @@ def _local_part(comparison: Comparison, workload: str) -> Section | None:
     use = local_use_chart(comparison, workload, rows)
     return Section(
         title=workload,
-        sentences=node_figure_sentences(comparison, workload),
         table=comparison_table(comparison, workload, Detail.PAGE, rows=rows),
         parts=() if use is None else (Section(charts=(use,)),),
     )
-
-
-def node_figure_sentences(comparison: Comparison, workload: str) -> list[str]:
-    """Name the figures of the nodes that go along with the speedup, with significance."""
-    return [
-        f"Over all {each.configurations} equivalent configurations, {_FIGURE_WORDS[each.figure]} "
-        f"and speedup are related: rank correlation {_signed(each.rank_correlation)} (permutation "
-        f"test, p = {each.p_value:.2g}; 5 %, Holm)."
-        for each in comparison.node_figures
-        if each.workload == workload and each.is_significant
-    ]
-
-
-def _signed(correlation: float) -> str:
-    return f"{correlation:.2f}".replace("-", MINUS)
 
 
 def pipelines_section(comparison: Comparison) -> Section | None:
@@ -133,99 +103,3 @@ def _split_points(pipeline: PipelineTimes, figure: int) -> str:
         for split in pipeline.split_points
     ]
     return "\n".join(lines) or NOT_MEASURED
-
-
-def local_global_section(comparison: Comparison) -> Section | None:
-    """Relate the strategies alone to those under other launchers; None without any."""
-    if not comparison.local_global:
-        return None
-    parts = [
-        Section(
-            title=f"{found.workload}{arithmetic_words(comparison, found)}",
-            sentences=[relation_sentence(comparison, each) for each in found.relations],
-            table=_relation_table(comparison, found),
-            parts=(Section(charts=(local_global_chart(comparison, found),)),),
-        )
-        for found in comparison.local_global
-    ]
-    return Section(
-        title="Local strategy and global speedup",
-        anchor="local-global",
-        intro=(
-            "This section shows whether the best strategy inside a node stays the best under "
-            "other launchers. Each strategy alone (launcher local) is compared with the same "
-            "strategy under other launchers; of several transports, the fastest counts. The ratio "
-            "is that of the speeds, within the same repeat."
-        ),
-        parts=parts,
-    )
-
-
-def _relation_table(comparison: Comparison, found: LocalGlobal) -> Table[StrategyLine]:
-    def there(relation: Relation, figure: str) -> Callable[[StrategyLine], Cell]:
-        def cell(line: StrategyLine) -> Cell:
-            elsewhere = line.under(relation.launcher, relation.nodes)
-            return interval_cell(None if elsewhere is None else getattr(elsewhere, figure))
-
-        return cell
-
-    columns: list[Column[StrategyLine]] = [
-        Column("strategy", lambda line: _name(comparison, line.configuration), "name"),
-        Column("speedup alone", lambda line: interval_cell(line.speedup)),
-    ]
-    for relation in found.relations:
-        place = place_name(relation.launcher, relation.nodes)
-        columns += [
-            Column(f"under {place}:\nspeedup", there(relation, "speedup")),
-            Column(f"under {place}:\nratio to alone", there(relation, "ratio")),
-        ]
-    return Table(columns=columns, items=[line for line in found.lines if line.elsewhere])
-
-
-def relation_sentence(comparison: Comparison, relation: Relation) -> str:
-    """Say whether the fastest alone is the fastest there, and how the orders agree."""
-    return f"{_fastest(comparison, relation)} {_order(relation)}"
-
-
-def _fastest(comparison: Comparison, relation: Relation) -> str:
-    place = place_name(relation.launcher, relation.nodes)
-    alone = _name(comparison, relation.fastest_alone)
-    there = _name(comparison, relation.fastest_there)
-    if relation.same_fastest is True:
-        return f"The strategy that is fastest alone, {alone}, is also the fastest under {place}."
-    if relation.same_fastest is False:
-        return (
-            f"The strategy that is fastest alone, {alone}, is not the fastest under {place}: there "
-            f"it is {there}."
-        )
-    if relation.fastest_alone == relation.fastest_there:
-        first = f"{alone} had the highest speed alone and under {place}"
-    else:
-        first = f"{alone} had the highest speed alone, {there} under {place}"
-    near = [
-        f"{where} from {listed([_name(comparison, c) for c in tied])}"
-        for where, tied in (
-            ("alone", relation.not_separated_alone),
-            ("there", relation.not_separated_there),
-        )
-        if tied
-    ]
-    return f"{first}, but it is not separated {' and '.join(near)}: the difference may be chance."
-
-
-def _order(relation: Relation) -> str:
-    n = relation.strategies
-    if relation.rank_correlation is None:
-        return f"{n} strategies are too few to compare their order."
-    value = _signed(relation.rank_correlation)
-    sentence = f"Spearman's rank correlation of the speedups is {value} (n = {n} strategies"
-    if relation.p_value is None:
-        return f"{sentence})."
-    sentence = f"{sentence}, p = {relation.p_value:.2g}, permutation test)"
-    if not relation.is_significant:
-        return f"{sentence}, which is not significant."
-    return f"{sentence}."
-
-
-def _name(comparison: Comparison, configuration: str) -> str:
-    return strategy_name(comparison.row(configuration), comparison.rows)

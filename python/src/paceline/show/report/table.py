@@ -16,6 +16,7 @@ from paceline.show.report.columns import (
     mark_sentences,
     table_title,
 )
+from paceline.show.report.local_global import answer_view
 from paceline.show.report.section import (
     WIDE_COLUMNS,
     detail_of,
@@ -44,7 +45,7 @@ def comparison_view(
     whole: the comparison with all rows, if only some are shown; the verdict is about these.
     bars: draw the speedups where the width allows it. verdict_last: below the tables.
     """
-    verdict = _verdict_view(whole or comparison, comparison.workloads)
+    verdict = _verdict_view(whole or comparison, comparison.workloads, width)
     tables = [
         *(_workload_view(comparison, each, width, bars=bars) for each in comparison.workloads),
         Group(*_footnotes(comparison)),
@@ -52,14 +53,15 @@ def comparison_view(
     return spaced([*tables, verdict] if verdict_last else [verdict, *tables])
 
 
-def _verdict_view(comparison: Comparison, workloads: Sequence[str]) -> RenderableType:
-    """Return the verdict on each of the workloads."""
-    return spaced(
-        [
-            Text(f"{workload}: {verdict_sentence(comparison, workload)}", style="bold")
-            for workload in workloads
-        ]
-    )
+def _verdict_view(comparison: Comparison, workloads: Sequence[str], width: int) -> RenderableType:
+    """Return the verdict on each of the workloads, after the answer on several nodes."""
+    found: list[RenderableType] = []
+    for workload in workloads:
+        answer = answer_view(comparison, workload)
+        found += [] if answer is None else [terminal_view(answer, detail_of(width))]
+        sentence = verdict_sentence(comparison, workload)
+        found.append(Text(f"{workload}: {sentence}", style="bold"))
+    return spaced(found)
 
 
 def ranking_view(comparison: Comparison, width: int) -> RenderableType:

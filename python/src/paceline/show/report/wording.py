@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from paceline.analysis.compare.local_global import LocalGlobal
-from paceline.analysis.compare.row import Row, full_name, short_name
+from paceline.analysis.compare.places import Place
+from paceline.analysis.compare.row import NO_TRANSPORT, Row, full_name, short_name
 from paceline.analysis.compare.run import Comparison
 from paceline.analysis.compare.verdict import differ_in_both
 from paceline.analysis.statistics.intervals import Interval, Mean
@@ -62,6 +63,10 @@ def milliseconds(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[str], most: int | None = None) -> str:
@@ -151,9 +156,11 @@ def not_ranked_reason(row: Row) -> str:
     return row.equivalence.equivalence_reason or NO_STEP
 
 
-def place_name(launcher: str, nodes: int) -> str:
-    """Return for example `mpi`, or `mpi on 2 nodes`."""
-    return launcher if nodes == 1 else f"{launcher} on {nodes} nodes"
+def place_words(place: Place) -> str:
+    """Return for example `2 nodes (mpi over gloo)`."""
+    over = "" if place.transport == NO_TRANSPORT else f" over {place.transport}"
+    options = "".join(f", {option}" for option in place.options)
+    return f"{counted(place.nodes, 'node')} ({place.launcher}{over}{options})"
 
 
 def arithmetic_words(comparison: Comparison, found: LocalGlobal) -> str:

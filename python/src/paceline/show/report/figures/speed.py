@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from paceline.analysis.compare.local_global import Elsewhere, LocalGlobal, StrategyLine
+from paceline.analysis.compare.local_global import LocalGlobal, OnNodes, StrategyLine
 from paceline.analysis.compare.row import Row, local_name, short_name, strategy_name
 from paceline.analysis.compare.run import Comparison
 from paceline.analysis.trial.evaluation import Evaluations
@@ -34,8 +34,7 @@ from paceline.show.report.figures.hosts import curve
 from paceline.show.report.wording import (
     DASH,
     arithmetic_words,
-    bounds,
-    place_name,
+    place_words,
     reach,
     with_bounds,
 )
@@ -285,7 +284,7 @@ def _axis_buttons(drawn: Sequence[Evaluations]) -> dict[str, Any]:
     }
 
 
-# --- figures of local strategies: use of a node over time, and speed under other launchers -------
+# --- figures of local strategies: use of a node over time, and speed on several nodes ------------
 
 _USES = (("CPU, %", "cpu_busy_percent"), ("RAM, %", "ram_percent"), ("threads", "run_threads"))
 _SYMBOLS = ("circle", "diamond", "triangle-up", "star", "cross", "x")
@@ -345,78 +344,51 @@ def local_use_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) 
 
 
 def local_global_chart(comparison: Comparison, found: LocalGlobal) -> Chart:
-    """Draw the speedup of each strategy alone and under other launchers."""
-    palette = _strategy_colours(comparison, found)
-    names = {
-        line.configuration: strategy_name(comparison.row(line.configuration), comparison.rows)
-        for line in found.lines
-        if line.elsewhere
-    }
+    """Draw the speedup of each strategy on one node and on several."""
     figure = go.Figure()
+    numbers = sorted({place.nodes for place in found.places})
+    ways = sorted({(place.launcher, place.transport) for place in found.places})
     most = 0.0
-    for number, relation in enumerate(found.relations):
-        place = (relation.launcher, relation.nodes)
-        pairs = [(li, e) for li in found.lines if (e := li.under(*place)) is not None]
+    for place in found.places:
+        pairs = [(line, there) for line in found.lines if (there := line.at(place)) is not None]
         most = max([most, *(max(reach(li.speedup), reach(e.speedup)) for li, e in pairs)])
-        symbol = _SYMBOLS[number % len(_SYMBOLS)]
-        _legend_entry(figure, f"under {place_name(*place)}", symbol, GREY)
+        rows = [comparison.row(line.configuration) for line, _ in pairs]
+        way = ways.index((place.launcher, place.transport))
         figure.add_scatter(
-            x=[li.speedup.estimate for li, _ in pairs],
-            y=[e.speedup.estimate for _, e in pairs],
-            error_x=spread([li.speedup for li, _ in pairs]),
-            error_y=spread([e.speedup for _, e in pairs]),
-            showlegend=False,
+            x=[line.speedup.estimate for line, _ in pairs],
+            y=[there.speedup.estimate for _, there in pairs],
+            error_x=spread([line.speedup for line, _ in pairs]),
+            error_y=spread([there.speedup for _, there in pairs]),
+            name=place_words(place),
             mode="markers",
             marker={
                 "size": 11,
-                "symbol": symbol,
-                "color": [palette[li.configuration] for li, _ in pairs],
+                "symbol": _SYMBOLS[way % len(_SYMBOLS)],
+                "color": PALETTE[numbers.index(place.nodes) % len(PALETTE)],
             },
             customdata=[_both(*pair) for pair in pairs],
-            text=[names[li.configuration] for li, _ in pairs],
+            text=[strategy_name(row, comparison.rows) for row in rows],
             hovertemplate="%{text}<br>%{customdata}<extra></extra>",
         )
-    for configuration, name in names.items():
-        _legend_entry(figure, name, "square", palette[configuration])
     figure.add_shape(
         type="line", x0=0, y0=0, x1=most, y1=most, line={"dash": "dot", "width": 1, "color": GREY}
     )
-    figure.update_xaxes(title="speedup alone (launcher local)", range=[0, most * 1.08])
-    figure.update_yaxes(title="speedup under another launcher", range=[0, most * 1.08])
+    figure.update_xaxes(title="local speedup (one node)", range=[0, most * 1.08])
+    figure.update_yaxes(title="global speedup (several nodes)", range=[0, most * 1.08])
     return chart(
         figure,
-        title=f"Speedup alone and under other launchers, {found.workload}"
-        + arithmetic_words(comparison, found),
-        caption="Colour: strategy; shape: launcher; lines: 95 % confidence intervals. On the "
-        "dotted line both speedups are equal.",
+        title=f"Local and global speedup, {found.workload}{arithmetic_words(comparison, found)}",
+        caption="A point is a local strategy. Colour: number of nodes; shape: launcher and "
+        "transport; lines: 95 % intervals. On the dotted line both speedups are equal.",
         height_px=460,
         legend=True,
     )
 
 
-def _strategy_colours(comparison: Comparison, found: LocalGlobal) -> dict[str, str]:
-    """Return the colours of the other figures, unless strategies share one there."""
-    names = [line.configuration for line in found.lines if line.elsewhere]
-    palette = colours(comparison)
-    if len({palette[name] for name in names}) == len(names):
-        return palette
-    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
-
-
-def _legend_entry(figure: go.Figure, name: str, symbol: str, colour: str) -> None:
-    figure.add_scatter(
-        x=[None],
-        y=[None],
-        name=name,
-        mode="markers",
-        marker={"size": 10, "symbol": symbol, "color": colour},
-    )
-
-
-def _both(line: StrategyLine, elsewhere: Elsewhere) -> str:
-    ratio = DASH if elsewhere.ratio is None else f"{elsewhere.ratio.estimate:.2f}"
+def _both(line: StrategyLine, there: OnNodes) -> str:
+    efficiency = DASH if there.efficiency is None else f"{there.efficiency.estimate:.0%}"
     return (
-        f"alone {line.speedup.estimate:.2f} ({bounds(line.speedup)})<br>"
-        f"{place_name(elsewhere.launcher, elsewhere.nodes)} {elsewhere.speedup.estimate:.2f} "
-        f"({bounds(elsewhere.speedup)})<br>ratio {ratio}"
+        f"one node {with_bounds(line.speedup)}<br>"
+        f"{place_words(there.place)} {with_bounds(there.speedup)}<br>"
+        f"efficiency between nodes {efficiency}"
     )

@@ -1,0 +1,115 @@
+"""What is said of local strategies on several nodes, of made-up runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.analysis import fabricate
+from tests.unit.analysis.fabricate import on_nodes
+
+from paceline.analysis.compare.run import Comparison, compare_run
+from paceline.show.report.answers import answers
+from paceline.show.report.document import charts, page_sections, render
+from paceline.show.report.local_global import QUESTION, answer_view
+from paceline.show.report.table import comparison_text
+
+LOCAL = (fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.THREADS, fabricate.PROCESSES)
+
+
+def _compared(root: Path, ways: list[Any], **run: Any) -> Comparison:
+    return compare_run(fabricate.make_run(root, ways, **{"repeats": 2, "jitter": 0.002, **run}))
+
+
+def _said(comparison: Comparison) -> list[str]:
+    return [
+        sentence for found in comparison.local_global for sentence in answers(comparison, found)
+    ]
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    """Processes are fastest on one node, and slowest on two, where both ranks send."""
+    ways: list[Any] = [*LOCAL, *(on_nodes(way, 2) for way in LOCAL[:3])]
+    ways.append(on_nodes(fabricate.PROCESSES, 2, transfer_s=0.4))
+    ways += [on_nodes(way, 2, launcher="spark", launch_s=9.0) for way in LOCAL[:2]]
+    return _compared(tmp_path_factory.mktemp("changed"), ways)
+
+
+def test_order_that_changes_is_said_with_its_reason(changed: Comparison) -> None:
+    first, second, *_ = _said(changed)
+    assert first.startswith("On 2 nodes (mpi over gloo) it does: intraop 1\u00d72 is 2.")
+    assert " as fast as processes 2\u00d71. The fastest strategy on one node, processes" in first
+    assert "does not stay the fastest: speedup 1.8" in first
+    assert "efficiency between nodes 29 % (" in first
+    assert second.startswith("The order changes: on one node processes 2\u00d71 is 1.8")
+    assert "as fast as sequential, but on 2 nodes (mpi over gloo) sequential is 1." in second
+    assert "mainly in exposed exchange: 50 ms instead of 40" in second
+    assert "(2 ranks of a node share its link, not 1). 2 more pairs of strategies" in second
+
+
+def test_spark_and_mpi_are_said_to_differ_in_start_feeding_and_steps(changed: Comparison) -> None:
+    (sentence,) = (each for each in _said(changed) if each.startswith("Spark against MPI"))
+    assert "largest of 2 differences (" in sentence
+    assert "2 nodes (spark over gloo)): the steps are 1.00\u00d7 (" in sentence
+    assert "a trial takes +8.5" in sentence
+    assert "start +8.5" in sentence
+    assert "feeding" in sentence
+
+
+def test_four_strategies_are_said_to_be_too_few(changed: Comparison) -> None:
+    (sentence,) = (each for each in _said(changed) if each.startswith("With 4 strategies"))
+    assert "the smallest two-sided p is 0.083, so no trace can be shown" in sentence
+    assert "5 strategies are needed at least; add " in sentence
+    assert "sequential" not in sentence
+    assert any("Not measured everywhere: the rate of context switches" in s for s in _said(changed))
+
+
+def test_order_that_stays_is_said_to_stay(tmp_path: Path) -> None:
+    ways = [*LOCAL[:3], *(on_nodes(way, 2) for way in LOCAL[:3])]
+    first, *others = _said(_compared(tmp_path, ways))
+    assert "The fastest strategy on one node, intraop 1\u00d72, stays the fastest:" in first
+    assert not [each for each in others if "order" in each]
+
+
+def test_undecided_order_is_said_to_be_undecided(tmp_path: Path) -> None:
+    twin = dataclasses.replace(
+        fabricate.PROCESSES, local_strategy="threads", transport="none", ranks=1, threads=2,
+        thread_replicas=2,
+    )  # fmt: skip
+    ways = [fabricate.SEQUENTIAL, fabricate.PROCESSES, twin]
+    ways += [on_nodes(way, 2, transfer_s=0.05) for way in (fabricate.PROCESSES, twin)]
+    said = _said(_compared(tmp_path, ways, repeats=3, jitter=0.05))
+    assert "this is not decided: no strategy is separated from the fastest." in said[0]
+    assert "not separated on one node from" in said[0]
+    assert said[1] == "No pair of strategies is shown to change places."
+
+
+def test_terminal_has_the_answer_between_table_and_verdict(changed: Comparison) -> None:
+    text = comparison_text(changed, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.startswith(f"tiny: {QUESTION}")
+    assert text.index("The order changes") < text.index("This run could show")
+
+
+def test_page_begins_with_the_answer_and_its_figure(changed: Comparison) -> None:
+    section = page_sections(changed)[0]
+    assert (section.title, section.folded) == (QUESTION, False)
+    page = render(changed)
+    assert page.index(f"{QUESTION} On 2 nodes") < page.index("This run could show")
+    figure = json.loads(charts(changed)["Local and global speedup, tiny"].json)
+    names = {trace["name"]: trace["marker"] for trace in figure["data"]}
+    assert set(names) == {"2 nodes (mpi over gloo)", "2 nodes (spark over gloo)"}
+    assert len({marker["color"] for marker in names.values()}) == 1  # of the number of nodes
+    assert len({marker["symbol"] for marker in names.values()}) == 2
+    (line,) = figure["layout"]["shapes"]
+    assert (line["x0"], line["x1"]) == (line["y0"], line["y1"])
+
+
+def test_run_on_one_node_has_no_answer(tmp_path: Path) -> None:
+    comparison = _compared(tmp_path, [*LOCAL[:2]])
+    assert answer_view(comparison, "tiny") is None
+    assert QUESTION not in render(comparison)
