@@ -35,9 +35,8 @@ _PHASES = "paceline_training_phase_seconds_total"
 # Samples over the time of the ranks' steps. It is also correct at the start and end of a trial,
 # where the window of a rate contains time outside of the trial.
 _IN_STEPS = f"avg by (host, run) (rate(paceline_training_step_seconds_sum{{{RANK}}}[{WINDOW}]))"
-_SAMPLES_PER_S = by_trial(
-    "sum", f"{rate('paceline_training_samples_total', RANK, _KEYS)} / ({_IN_STEPS} > 0)"
-)
+_SAMPLES = f"{rate('paceline_training_samples_total', RANK, _KEYS)} / ({_IN_STEPS} > 0)"
+_SAMPLES_PER_S = by_trial("sum", _SAMPLES)
 _IN_TRAINING = by_trial("sum", f"{_IN_STEPS} > 0")
 
 
@@ -74,6 +73,15 @@ _SHARES = (("CPU idle", _IDLE), ("IOWait", _IOWAIT), ("Waiting for gradients", _
 def _by(facts: str, per_trial: str) -> str:
     """Return the mean of the trials' means, by some of their facts."""
     return f"avg by ({facts}) ({over_time('avg', per_trial)})"
+
+
+def _speedup() -> str:
+    """Return the throughput of each strategy and number of nodes over that of the baseline."""
+    trained = by_trial("sum", _SAMPLES, ("workload", *FACTS))
+    facts = 'launcher="local",local_strategy="sequential"'
+    baseline = f"({trained}) and on (run, trial) paceline_run_info{{{RUNS},{facts}}}"
+    every = _by("workload, launcher, transport, local_strategy, nodes", trained)
+    return f"{every} / on (workload) group_left () {_by('workload', baseline)}"
 
 
 _SIDE_BY_SIDE = Row(
@@ -164,15 +172,17 @@ _STRATEGIES = Row(
     title="By local strategy",
     panels=(
         bars(
-            "Throughput by local strategy",
-            "Mean of the trials with this local strategy, by launcher and number of ranks.",
+            "Speedup on one node and on several",
+            "Throughput over that of the sequential baseline, mean of the trials. Does the best "
+            "local strategy on one node stay the best on several?",
             Query(
-                _by("local_strategy, launcher, ranks", _SAMPLES_PER_S),
-                "{{local_strategy}} · {{launcher}} · ranks {{ranks}}",
+                _speedup(),
+                "{{workload}} · {{local_strategy}} · {{launcher}} · {{transport}} · "
+                "nodes {{nodes}}",
             ),
-            unit="suffix:samples/s",
+            unit="none",
             height=9,
-            decimals=1,
+            decimals=2,
         ),
         bars(
             "CPU idle by local strategy",
