@@ -279,3 +279,23 @@ def test_throughput_in_compare_is_that_of_the_steps(api) -> None:
         },
         rel=1e-3,
     )
+
+
+@needs_prometheus
+def test_speedups_in_compare_are_over_the_sequential_baseline(api) -> None:
+    title = "Speedup on one node and on several"
+    legend = "{{workload}} · {{local_strategy}} · {{launcher}} · {{transport}} · nodes {{nodes}}"
+    answer = api.instant(_query("compare", title, legend), ENDED)
+    found = {
+        (each["metric"]["launcher"], each["metric"]["nodes"]): float(each["value"][1])
+        for each in answer
+    }
+    assert found == pytest.approx(
+        {
+            ("local", "1"): 1.0,
+            ("mpi", "1"): 0.635 / 0.345,
+            ("spark", "1"): 0.635 / 0.41,
+            ("mpi", "2"): 0.635 / 0.545,
+        },
+        rel=1e-3,
+    )
