@@ -61,7 +61,8 @@ def main() -> None:
 
 
 def pages() -> list[Path]:
-    return [HERE.parents[1] / "README.md", *sorted(RESULTS.parent.glob("**/*.md"))]
+    readmes = [HERE.parents[1] / "README.md", HERE.parent / "collectives/README.md"]
+    return [*readmes, *sorted(RESULTS.parent.glob("**/*.md"))]
 
 
 @cache

@@ -2,8 +2,12 @@
 
     paceline-V-py3-none-any.whl     the package
     paceline-V.tar.gz               its sources, from which pip builds the same wheel
+    paceline_collectives-V-…whl     back end "paceline" of torch.distributed alone
     paceline-spark-jobs-V.tar.gz    for spark-submit
     paceline-mpi-jobs-V.tar.gz      for mpirun and srun
+
+The last one has the modules of the room `collectives` that the back end imports, as a package of
+another name: pip would let two packages write and remove the same files of `paceline`.
 
 An archive contains the folder of the job scripts, with the same name as in the repository. In it
 are also paceline.zip, which the scripts import, the wheel, the lock file, the licence and a README
@@ -17,6 +21,7 @@ import argparse
 import gzip
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +34,9 @@ PROJECT_DIR = Path(__file__).resolve().parents[1]
 ROOT_DIR = PROJECT_DIR.parent
 TEMPLATE_DIR = Path(__file__).resolve().parent / "bundle_readmes"
 PACKAGE_DIR = PROJECT_DIR / "src" / "paceline"
+COLLECTIVES_DIR = PROJECT_DIR / "collectives"
+ROOM, ROOM_ALONE = "paceline.collectives", "paceline_collectives"
+ROOM_IMPORT = re.compile(rf"^( *from ){re.escape(ROOM)}([.\w]*)(?= import )", re.MULTILINE)
 LICENSE_FILE = ROOT_DIR / "LICENSE"
 LOCK_FILE = PROJECT_DIR / "requirements.lock"
 # The earliest time a zip archive can hold: 1980-01-01 (PKWARE APPNOTE 4.4.6).
@@ -53,8 +61,7 @@ def build_distributions(out_dir: Path) -> tuple[Path, Path]:
         for file in (PROJECT_DIR / "pyproject.toml", PROJECT_DIR / "README.md", LICENSE_FILE):
             shutil.copyfile(file, copy_dir / file.name)
         expected = {f"paceline/{name}" for name in _files_under(copy_dir / "src" / "paceline")}
-        for path in copy_dir.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)
+        _fix_modes(copy_dir)
         built_dir = Path(folder) / "built"
         _run_build(copy_dir, built_dir)
         [wheel] = built_dir.glob("*.whl")
@@ -70,6 +77,46 @@ def build_distributions(out_dir: Path) -> tuple[Path, Path]:
         packed = out_dir / sources.name
         packed.write_bytes(_tar_gz(_members(sources)))
         return shutil.copyfile(wheel, out_dir / wheel.name), packed
+
+
+def build_collectives(out_dir: Path, version: str) -> Path:
+    """Build the wheel of the back end alone into `out_dir`; return its path."""
+    with tempfile.TemporaryDirectory(prefix="paceline-collectives-") as folder:
+        copy_dir = Path(folder) / "project"
+        package_dir = copy_dir / "src" / ROOM_ALONE
+        for name, source in room_sources(f"{ROOM}.shared_group").items():
+            target = package_dir / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(source, encoding="utf-8")
+        (package_dir / "py.typed").touch()
+        (copy_dir / "VERSION").write_text(version, encoding="utf-8")
+        for file in (*COLLECTIVES_DIR.iterdir(), LICENSE_FILE):
+            shutil.copyfile(file, copy_dir / file.name)
+        _fix_modes(copy_dir)
+        _run_build(copy_dir, Path(folder) / "built", "--wheel")
+        [wheel] = (Path(folder) / "built").glob("*.whl")
+        return shutil.copyfile(wheel, out_dir / wheel.name)
+
+
+def room_sources(module: str) -> dict[str, str]:
+    """Return the files of `collectives` that a module of it imports, with the package's name there.
+
+    By their paths in the package, with all packages that contain them.
+    """
+    sources: dict[str, str] = {}
+    left = [module]
+    while left:
+        path = PACKAGE_DIR.parent / left.pop().replace(".", "/")
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        name = file.relative_to(PACKAGE_DIR / "collectives").as_posix()
+        if name in sources:
+            continue
+        text = file.read_text(encoding="utf-8")
+        sources[name] = ROOM_IMPORT.sub(rf"\g<1>{ROOM_ALONE}\g<2>", text)
+        left += [ROOM + found[2] for found in ROOM_IMPORT.finditer(text)]
+        above = file.parent.relative_to(PACKAGE_DIR.parent)
+        left.append(".".join(above.parts))
+    return sources
 
 
 def write_job_archive(kind: str, wheel: Path, out_dir: Path) -> Path:
@@ -90,11 +137,16 @@ def write_job_archive(kind: str, wheel: Path, out_dir: Path) -> Path:
     return target
 
 
-def _run_build(source_dir: Path, built_dir: Path) -> None:
+def _fix_modes(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def _run_build(source_dir: Path, built_dir: Path, *options: str) -> None:
     # --no-isolation: setuptools is pinned in the lock, and nothing is fetched
     argv = [sys.executable, "-I", "-m", "build", "--no-isolation"]
     done = subprocess.run(
-        [*argv, "--outdir", str(built_dir), str(source_dir)],
+        [*argv, *options, "--outdir", str(built_dir), str(source_dir)],
         env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH_S)},
         umask=0o022,
         stdout=subprocess.PIPE,
@@ -169,6 +221,7 @@ def main() -> None:
     wheel, sources = build_distributions(out_dir)
     print(wheel)
     print(sources)
+    print(build_collectives(out_dir, wheel.name.split("-")[1]))
     for kind in KINDS:
         print(write_job_archive(kind, wheel, out_dir))
 

@@ -40,11 +40,12 @@ def succeed(argv: Sequence[str | Path], cwd: Path, env: dict[str, str]) -> str:
 
 def by_kind(out_dir: Path) -> dict[str, Path]:
     """Return the archives of a folder."""
-    [wheel] = out_dir.glob("*.whl")
+    [wheel] = out_dir.glob("paceline-*.whl")
+    [alone] = out_dir.glob("paceline_collectives-*.whl")
     [spark] = out_dir.glob("paceline-spark-jobs-*.tar.gz")
     [mpi] = out_dir.glob("paceline-mpi-jobs-*.tar.gz")
     [sources] = set(out_dir.glob("*.tar.gz")) - {spark, mpi}
-    return {"wheel": wheel, "sources": sources, "spark": spark, "mpi": mpi}
+    return {"wheel": wheel, "sources": sources, "spark": spark, "mpi": mpi, "alone": alone}
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ _PLACES = (
     "docs/**/*.md",
     "examples/**/*.md",
     "*/README.md",
+    "python/collectives/README.md",
     "python/src/paceline/README.md",
 )
 PAGES = sorted({page for place in _PLACES for page in ROOT.glob(place)})

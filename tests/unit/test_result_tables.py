@@ -22,7 +22,8 @@ def result_tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("result_tables")
 
 
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+READMES = [ROOT / "README.md", ROOT / "python/collectives/README.md"]
+PAGES = [*READMES, *sorted(ROOT.glob("docs/**/*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -13,6 +13,7 @@ Before that, `store` connects the ranks. After a failure, `liveness` finds out w
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 BACKEND = "paceline"
@@ -33,6 +34,14 @@ def register() -> None:
 
 
 def _create_group(given: Any, options: Any) -> Any:
-    from paceline.collectives.shared_group import create_group  # noqa: PLC0415  (see above)
+    """Create a group; torch calls this for each group with this rank.
 
-    return create_group(given, options)
+    In the wheel of its own this package has another name (python/collectives). Where Paceline is
+    installed as well, groups are Paceline's, whoever was registered first: it records them, and
+    has the errors that they raise.
+    """
+    try:
+        room = import_module("paceline.collectives").__name__
+    except ModuleNotFoundError:
+        room = __name__
+    return import_module(f"{room}.shared_group").create_group(given, options)
