@@ -88,8 +88,7 @@ def _why_no_compiler() -> str | None:
     return None if shutil.which("g++") else "not on PATH: g++"
 
 
-def _why_no_onnx() -> str | None:
-    modules = ("onnx", "onnxscript", "onnxruntime")
+def _why_not_installed(*modules: str) -> str | None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     return f"not installed: {', '.join(missing)}" if missing else None
 
@@ -122,7 +121,10 @@ WHY_NOT: dict[str, Callable[[], str | None]] = {
     "slurm": _why_no_slurm,
     "tmpfs": _why_no_tmpfs,
     "mock-gpu": _why_no_compiler,
-    "onnx": _why_no_onnx,
+    "onnx": functools.partial(_why_not_installed, "onnx", "onnxscript", "onnxruntime"),
+    "accelerate": functools.partial(_why_not_installed, "accelerate"),
+    "transformers": functools.partial(_why_not_installed, "transformers", "accelerate"),
+    "lightning": functools.partial(_why_not_installed, "lightning"),
     "images": _why_no_images,
     "fresh-install": functools.partial(_why_not_listed, "fresh-install"),
     "kubernetes": _why_no_kubernetes,
@@ -157,9 +159,8 @@ def detected() -> frozenset[str]:
         found.add("slurm")
     if installed("g++"):
         found.add("mock-gpu")
-    if "onnx" in {each.name for each in metadata.distributions()}:
-        found.add("onnx")
-    return frozenset(found)
+    distributions = {each.name for each in metadata.distributions()}
+    return frozenset(found | (distributions & {"onnx", "accelerate", "transformers", "lightning"}))
 
 
 def _can_make_a_namespace() -> bool:
