@@ -230,7 +230,7 @@ def _shared_memory() -> MachineFinding:
         with os.fdopen(os.memfd_create("paceline-doctor"), "r+b", buffering=0) as memory:
             memory.truncate(4)
             subprocess.run(
-                [sys.executable, "-c", _ATTACH, f"/proc/{os.getpid()}/fd/{memory.fileno()}"],
+                [sys.executable, "-P", "-c", _ATTACH, f"/proc/{os.getpid()}/fd/{memory.fileno()}"],
                 capture_output=True, text=True, timeout=_ATTACH_LIMIT_S, check=True,
             )  # fmt: skip
             if memory.read() != b"seen":
@@ -290,7 +290,7 @@ def _import_fault(module: str) -> str | None:
     """Import `module` in a new process and return its error: installed files may fail to load."""
     try:
         ended = subprocess.run(
-            [sys.executable, "-c", f"import {module}"],
+            [sys.executable, "-P", "-c", f"import {module}"],
             capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:

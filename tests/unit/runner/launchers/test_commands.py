@@ -34,6 +34,7 @@ THREADS = {
     "NUMEXPR_NUM_THREADS": "3",
     "OMP_DYNAMIC": "FALSE",
     "PYTHONUNBUFFERED": "1",
+    "PYTHONSAFEPATH": "1",
 }
 
 

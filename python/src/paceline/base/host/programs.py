@@ -36,6 +36,8 @@ _EXTRA_OF = {
     "pyarrow": "petastorm",
 }
 VERSION_LIMIT_S = 20.0
+# With it, as with -P, no module of the working directory can replace one of the library.
+SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +184,6 @@ def own_module(name: str) -> tuple[list[str], dict[str, str]]:
     home = str(PACKAGE.resolve().parent)
     search = dict.fromkeys([home, *(str(Path(entry).absolute()) for entry in sys.path if entry)])
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PACELINE_")}
-    # -P: no module of the working directory can replace one of the library
     return [sys.executable, "-P", "-m", name], {**kept, "PYTHONPATH": os.pathsep.join(search)}
 
 

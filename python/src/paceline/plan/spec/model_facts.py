@@ -137,7 +137,7 @@ def _derived(words: list[str]) -> str:
     implementation = words[0]
     if sys.stderr.isatty():
         say(f"asking torch for the facts of model {implementation.rpartition(':')[2]}")
-    command = [sys.executable, "-m", "paceline.train.workloads", *words]
+    command = [sys.executable, "-P", "-m", "paceline.train.workloads", *words]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(

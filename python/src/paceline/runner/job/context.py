@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.machine import THREAD_VARIABLES
 from paceline.base.host.processes import command_line_of, parent_of, process_started_unix_s
+from paceline.base.host.programs import SAFE_PATH_VARIABLE
 from paceline.collectives.host import Process
 from paceline.plan.spec.extensions import LAUNCHERS
 from paceline.plan.trials.trial import RankContext, StoreAddress, Trial
@@ -57,13 +58,14 @@ SIDECAR_HOST_VARIABLE = "PACELINE_SIDECAR_HOST"
 
 
 def rank_environment(trial: Trial) -> dict[str, str]:
-    """Return the sizes of thread pools for every rank, the setting for unbuffered output, and the
-    trial's own variables."""
+    """Return the sizes of thread pools for every rank, settings of Python, and the trial's own
+    variables."""
     threads = str(trial.placement.threads_per_worker)  # a replica has a pool of its own
     return {
         **dict.fromkeys(THREAD_VARIABLES, threads),
         "OMP_DYNAMIC": "FALSE",
         "PYTHONUNBUFFERED": "1",
+        SAFE_PATH_VARIABLE: "1",
         **trial.environment,
     }
 

@@ -16,7 +16,7 @@ from paceline.base.errors import EnvironmentLacks, ExitCode, PacelineError, Time
 from paceline.base.host.memory import permanent_objects
 from paceline.base.host.messages import say
 from paceline.base.host.processes import die_with_parent
-from paceline.base.host.programs import missing_extra
+from paceline.base.host.programs import SAFE_PATH_VARIABLE, missing_extra
 from paceline.collectives.store import use_secret
 from paceline.measure.records.documents import begin_attempt
 from paceline.measure.records.layout import RunFiles, TrialFiles
@@ -117,6 +117,8 @@ def run_rank(
     to start one. parent_is_launcher: this rank ends with its parent process; False if that is a
     shell, which may end first.
     """
+    if SAFE_PATH_VARIABLE not in job.trial.environment:  # what a script starts expects the default
+        os.environ.pop(SAFE_PATH_VARIABLE, None)
     use_secret("" if context.store is None else context.store.secret)
     if parent_is_launcher:
         die_with_parent(os.getppid())

@@ -161,7 +161,7 @@ class Probes:
 
 def _command(name: str, agent: str) -> list[str]:
     """Return the command of a probe: the same Python in the same folder, as mpirun starts ranks."""
-    probe = shlex.join([sys.executable, "-m", "paceline.runner.preflight.probe"])
+    probe = shlex.join([sys.executable, "-P", "-m", "paceline.runner.preflight.probe"])
     line = f"cd {shlex.quote(str(Path.cwd()))} && exec {probe}"
     if _is_here(name):
         return ["sh", "-c", line]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from paceline.base.errors import DataError, EnvironmentLacks, UsageError
 from paceline.base.host.processes import kill_until_gone, pids_with_variable, send
+from paceline.base.host.programs import SAFE_PATH_VARIABLE
 from paceline.base.host.spark import find_java_for_spark, find_spark, homes, use_python_of_spark
 from paceline.plan.spec.values import local_path
 from paceline.train.data.location import made_folder, not_empty, require_new
@@ -250,6 +251,7 @@ def _environment(scratch: str) -> Iterator[None]:
         **homes(find_java_for_spark(), find_spark()),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        SAFE_PATH_VARIABLE: "1",
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": scratch,
         # Our logging, and no settings that are meant for a cluster.

@@ -122,6 +122,9 @@ def load_task_class(
     class is not a Task; EnvironmentLacks if the module cannot be imported.
     """
     place, name = split_task_path(path)
+    here = str(Path.cwd())  # may have the task and what it imports; last, to replace no library
+    if here not in sys.path:
+        sys.path.append(here)
     try:
         if place.endswith(".py"):
             copy = None if folder is None else folder / Path(place).name

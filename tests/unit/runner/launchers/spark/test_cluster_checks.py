@@ -24,7 +24,7 @@ def test_free_slots_of_a_cluster_are_counted(monkeypatch, output, ok, found, why
     run = launcher.subprocess.run
 
     def instead(argv, **options):
-        assert argv[2:5] == ["paceline.runner.launchers.spark.slots", "spark://head:7077", "4"]
+        assert argv[3:6] == ["paceline.runner.launchers.spark.slots", "spark://head:7077", "4"]
         return run([sys.executable, "-c", f"import sys; {output}"], **options)
 
     monkeypatch.setattr(launcher.subprocess, "run", instead)

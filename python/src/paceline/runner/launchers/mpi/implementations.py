@@ -326,7 +326,7 @@ def mpi_mismatch(mpirun: Mpirun) -> str | None:
     """
     try:
         probe = subprocess.run(
-            [sys.executable, "-c", _PRINT_LIBRARY],
+            [sys.executable, "-P", "-c", _PRINT_LIBRARY],
             capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False,
             env={**os.environ, **library_environment(mpirun)},
         )  # fmt: skip

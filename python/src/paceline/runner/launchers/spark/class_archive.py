@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from paceline.base.errors import EnvironmentLacks, PacelineError
-from paceline.base.host.programs import Tool, how_it_ended
+from paceline.base.host.programs import SAFE_PATH_VARIABLE, Tool, how_it_ended
 from paceline.base.host.spark import COLLECTOR, find_java_for_spark, find_spark, homes
 
 _LIMIT_S = 180.0
@@ -81,6 +81,7 @@ def make_archives(java: Tool, spark: Tool, folder: Path | None = None) -> None:
             **homes(java, spark),
             SPARK_LOCAL_IP="127.0.0.1",
             PYSPARK_PYTHON=sys.executable,
+            **{SAFE_PATH_VARIABLE: "1"},
         )  # fmt: skip
         part.replace(classes)
 

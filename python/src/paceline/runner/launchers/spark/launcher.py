@@ -188,12 +188,12 @@ def cluster_checks(master: str, slots: int) -> list[MachineFinding]:
 
 
 def _free_slots(master: str, wanted: int) -> MachineFinding:
-    argv = [sys.executable, "-m", "paceline.runner.launchers.spark.slots", master, str(wanted)]
+    slots = [sys.executable, "-P", "-m", "paceline.runner.launchers.spark.slots"]
     what = "Spark slots"
     try:
         environment = {**os.environ, **homes(find_java(), find_spark())}
         ended = subprocess.run(
-            [*argv, str(_SLOTS_S)],
+            [*slots, master, str(wanted), str(_SLOTS_S)],
             env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=_DRIVER_S, check=False,
         )  # fmt: skip

@@ -39,9 +39,9 @@ def run_script(script: Script, more: Sequence[str] = ()) -> bool:
     sys.argv = [script.path, *script.arguments, *more]
     own = Path(script.path).resolve().parent
     folder = script.directory if script.module is not None else str(own)
-    if sys.path and Path(sys.path[0]).is_dir():
+    if not sys.flags.safe_path and sys.path and Path(sys.path[0]).is_dir():
         sys.path[0] = folder
-    else:  # an archive with this package
+    else:  # the first entry is one of PYTHONPATH, or an archive with this package
         sys.path.insert(0, folder)
     log = sys.stderr  # the script may replace it
     try:
