@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -26,6 +27,8 @@ from paceline.measure.telemetry import (
     sidecar_is_alive,
     start_sidecar,
 )
+from paceline.measure.telemetry.exporter import Snapshot
+from paceline.measure.telemetry.sampler import Sampler
 from paceline.measure.telemetry.sidecar import run_sidecar
 from paceline.plan.spec import TelemetrySettings
 
@@ -232,3 +235,21 @@ def test_command_without_a_living_process_is_refused(tmp_path, sleeper) -> None:
     unwritable = request(tmp_path).model_copy(update={"trace": tmp_path / "folder"})
     with pytest.raises(UsageError, match="cannot be written"):
         run_sidecar(unwritable)
+
+
+def test_reading_without_a_free_file_is_a_missed_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tick, calls = Sampler.tick, iter(range(1000))
+
+    def seldom(sampler: Sampler, **given: Any) -> Snapshot:
+        if next(calls) in (1, 2):
+            raise OSError(errno.EMFILE, "Too many open files", "/proc/stat")
+        return tick(sampler, **given)
+
+    monkeypatch.setattr(Sampler, "tick", seldom)
+    run_sidecar(request(tmp_path).model_copy(update={"max_lifetime_s": 2.0}))
+    state = json.loads((tmp_path / "sidecar.json").read_text())
+    rows = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert state["ended"] == "lifetime reached"
+    assert rows[-1]["sidecar_missed_ticks"] >= 2

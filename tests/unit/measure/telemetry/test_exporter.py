@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -15,9 +16,11 @@ from pathlib import Path
 
 import pytest
 from tests.support.snapshots import SNAPSHOT, served, values
+from tests.support.waiting import wait_for
 
 from paceline.base.errors import UsageError
 from paceline.measure.records.metrics import METRICS
+from paceline.measure.telemetry import exporter
 from paceline.measure.telemetry.exporter import (
     LatestSnapshot,
     MetricsServer,
@@ -202,6 +205,53 @@ def test_clients_must_show_a_certificate_if_required(certificates: Path) -> None
         for refused in (unknown, trusting(certificates)):
             with pytest.raises(OSError, match=r"alert|reset|EOF|closed"):
                 ask(port, refused)
+
+
+def end_s(client: socket.socket) -> float:
+    """Return after how many seconds the server ends a connection that sends a byte now and then."""
+    began_s = time.monotonic()
+    client.settimeout(0.1)
+    while time.monotonic() - began_s < 10:
+        try:
+            client.sendall(b"G")
+            if client.recv(1) == b"":
+                break
+        except TimeoutError:
+            pass
+        except OSError:
+            break
+    return time.monotonic() - began_s
+
+
+def test_slow_client_is_ended_without_a_trace(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(exporter, "_CLIENT_LIMIT_S", 1.0)
+    with serving() as port:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            assert end_s(client) < 5
+        assert ask(port)[0] == 200
+        with socket.create_connection(("127.0.0.1", port)) as silent:
+            silent.settimeout(5)
+            assert silent.recv(1) == b""
+    assert capfd.readouterr().err == ""
+
+
+def is_answered(port: int) -> bool:
+    try:
+        return ask(port)[0] == 200
+    except OSError:  # the server refuses the connection
+        return False
+
+
+def test_clients_beyond_the_limit_are_refused_until_others_end() -> None:
+    with serving() as port:
+        clients = [socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(40)]
+        for client in clients[16:]:
+            assert client.recv(1) == b""
+        for client in clients:
+            client.close()
+        wait_for(lambda: is_answered(port), 5, "an answer")
 
 
 @needs_openssl

@@ -3,8 +3,12 @@ prometheus_client."""
 
 from __future__ import annotations
 
+import socket
 import ssl
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -30,7 +34,8 @@ _FAMILIES: Mapping[str, Callable[..., Family]] = {
     "info": InfoMetricFamily,
     "histogram": HistogramMetricFamily,
 }
-_CLIENT_LIMIT_S = 10.0  # for a silent client
+_CLIENT_LIMIT_S = 10.0  # for a whole request
+_MOST_CLIENTS = 16  # at once; each is an open file, of which the trace needs some, too
 _CLOSE_LIMIT_S = 5.0
 
 
@@ -183,6 +188,7 @@ def _start(settings: TelemetrySettings, registry: CollectorRegistry, ports: tupl
             if port == ports[-1]:
                 raise OSError(f"{settings.listen_host}:{port}: {error}") from error
             continue
+        _Clients(server)
         handler: Any = server.RequestHandlerClass
         server.RequestHandlerClass = type("Handler", (handler,), {"timeout": _CLIENT_LIMIT_S})
         if settings.tls_certificate is not None:
@@ -190,6 +196,45 @@ def _start(settings: TelemetrySettings, registry: CollectorRegistry, ports: tupl
             server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
         return server, thread
     raise OSError("no port to listen on")
+
+
+class _Clients:
+    """The connections to a server: a few at a time, each for a limited time.
+
+    Without it, clients that send a byte now and then would take all files that the process may
+    open. The server's own limit is that of one read.
+    """
+
+    def __init__(self, server: Any) -> None:
+        """Take the place of the server's own methods."""
+        self._opened_s: dict[socket.socket, float] = {}
+        self._shut_down, self._report = server.shutdown_request, server.handle_error
+        server.verify_request = self._admit
+        server.shutdown_request = self._close
+        server.service_actions = self._end_late
+        server.handle_error = self._failed
+
+    def _admit(self, client: socket.socket, _address: object) -> bool:
+        if len(self._opened_s) >= _MOST_CLIENTS:
+            return False
+        self._opened_s[client] = time.monotonic()
+        return True
+
+    def _close(self, client: socket.socket) -> None:
+        self._opened_s.pop(client, None)
+        self._shut_down(client)
+
+    def _end_late(self) -> None:
+        """End the connections whose time is over; their threads then close them."""
+        now_s = time.monotonic()
+        for client, opened_s in list(self._opened_s.items()):
+            if now_s - opened_s > _CLIENT_LIMIT_S:
+                with suppress(OSError):  # it has ended
+                    socket.socket.shutdown(client, socket.SHUT_RDWR)  # below TLS
+
+    def _failed(self, client: socket.socket, address: object) -> None:
+        if not isinstance(sys.exception(), OSError):  # a client that was too slow, or left
+            self._report(client, address)
 
 
 def _add(family: Any, metric: Metric, scope_labels: dict[str, str], row: Row) -> None:

@@ -7,6 +7,7 @@ watched processes have ended, on SIGTERM or SIGINT, or after its longest lifetim
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -44,6 +45,7 @@ from paceline.measure.telemetry.request import (
 from paceline.measure.telemetry.sampler import Sampler
 
 _LOOK_EVERY_S = 1.0  # for the end of the parent or of the watched processes
+_TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 _log = logging.getLogger("paceline.sidecar")
 
 
@@ -64,6 +66,7 @@ class Sidecar:
         self._endpoint_error: str | None = None
         self._last_alive: Snapshot | None = None
         self._started_unix_s = time.time()
+        self._missed = 0  # samples
 
     def any_alive(self) -> bool:
         """Return whether there is something to watch."""
@@ -80,7 +83,6 @@ class Sidecar:
         """
         interval_s = self._request.settings.interval_s
         deadline_s = time.monotonic() + self._request.max_lifetime_s
-        missed = 0
         with _stop_signals() as signalled:
             self._tick()
             self._serve()
@@ -100,19 +102,22 @@ class Sidecar:
                     reason = self._reason_to_end(deadline_s)
                 if reason is None and now_s >= next_s:
                     late = int((now_s - next_s) / interval_s)
-                    missed += late
+                    self._missed += late
                     next_s += (late + 1) * interval_s
-                    reason = self._tick(missed)
+                    reason = self._tick()
             if reason != "trace not writable":
-                reason = self._tick(missed, final=True) or reason
+                reason = self._tick(final=True) or reason
         self._finish(reason)
         return reason
 
-    def _tick(self, missed: int = 0, *, final: bool = False) -> str | None:
+    def _tick(self, *, final: bool = False) -> str | None:
         """Take a sample; return a reason to end if the trace cannot be written any more."""
         try:
-            snapshot = self._sampler.tick(missed=missed, final=final)
+            snapshot = self._sampler.tick(missed=self._missed, final=final)
         except OSError as error:
+            if error.errno in _TOO_MANY_FILES:  # of /proc; the trace is open
+                self._missed += 1
+                return None
             _log.error("%s: %s", self._request.trace, error)
             return "trace not writable"
         self._latest.update(snapshot)
