@@ -47,6 +47,9 @@ def test_finding_about_a_program_says_where_it_is():
     assert (finding.ok, finding.found, finding.why) == (True, "1.2", "PATH: /opt/it")
 
 
+KILLED = "a person, a scheduler, or the kernel for lack of memory"
+
+
 @pytest.mark.parametrize(
     ("status", "errors", "reason"),
     [
@@ -57,7 +60,12 @@ def test_finding_about_a_program_says_where_it_is():
             "Exception in x: no file",
         ),
         (1, "", "no message"),
-        (-9, "", "ended with -9: no message"),
+        (
+            -9,
+            "",
+            f"was killed by SIGKILL (signal 9): by {KILLED}; no message",
+        ),
+        (-35, "a\nb\n", "was ended by signal 35; b"),
     ],
 )
 def test_reason_of_a_failure_is_the_last_line_and_the_signal(status, errors, reason):

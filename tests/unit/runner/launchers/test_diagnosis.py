@@ -118,7 +118,7 @@ TORCHRUN = (
         (11, "crashed with SIGSEGV (signal 11): compiled code used memory"),
         (7, "crashed with SIGBUS (signal 7): "),
         (12, "was ended by SIGUSR2 (signal 12)"),
-        (99, "was ended by signal 99 (signal 99)"),
+        (99, "was ended by signal 99; it wrote"),
     ],
 )
 def test_signal_that_ended_a_rank_is_named(log, number, words, outcome_of, write_status, files):

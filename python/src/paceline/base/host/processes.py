@@ -16,7 +16,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -157,3 +157,34 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+# What these signals mean if Paceline has not sent them. Others are named only.
+_KILLS: Mapping[int, str] = {
+    signal.SIGKILL: "a person, a scheduler, or the kernel for lack of memory"
+}
+_CRASHES: Mapping[int, str] = {
+    signal.SIGSEGV: "compiled code used memory that it does not own",
+    signal.SIGBUS: "memory could not be read or written: a file was cut off, or no space was left "
+    "for shared memory",
+    signal.SIGABRT: "compiled code gave up",
+    signal.SIGILL: "compiled code is for another processor",
+    signal.SIGFPE: "compiled code divided by zero",
+}
+
+
+def ended_by_signal(number: int) -> str:
+    """Return the words about a process that was ended by this signal."""
+    if number in _KILLS:
+        return f"was killed by {named_signal(number)}: by {_KILLS[number]}"
+    if number in _CRASHES:
+        return f"crashed with {named_signal(number)}: {_CRASHES[number]}"
+    return f"was ended by {named_signal(number)}"
+
+
+def named_signal(number: int) -> str:
+    """Return name and number of a signal, such as "SIGKILL (signal 9)"; some have no name."""
+    try:
+        return f"{signal.Signals(number).name} (signal {number})"
+    except ValueError:
+        return f"signal {number}"

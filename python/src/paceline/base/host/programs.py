@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base.errors import EnvironmentLacks
+from paceline.base.host.processes import ended_by_signal
 
 JOBS_VARIABLE = "PACELINE_JOBS"
 PACKAGE = Path(__file__).parents[2]  # the folder of `paceline`; in an archive on a cluster
@@ -114,8 +115,10 @@ def version_of(program: Path, option: str, pattern: str, name: str) -> str:
 
 
 def how_it_ended(ended: subprocess.CompletedProcess[str]) -> str:
-    """Return the status of a failed program, and the last line that it wrote."""
-    return f"ended with {ended.returncode}: {_last_line(ended)}"
+    """Return the status or the signal of a failed program, and the last line that it wrote."""
+    if ended.returncode >= 0:
+        return f"ended with {ended.returncode}: {_last_line(ended)}"
+    return f"{ended_by_signal(-ended.returncode)}; {_last_line(ended)}"
 
 
 def why_it_failed(ended: subprocess.CompletedProcess[str]) -> str:

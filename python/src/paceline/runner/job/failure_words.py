@@ -5,9 +5,9 @@ The records (`Failure`, `RankStatus`) have the facts. `launchers.diagnosis` adds
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
+from paceline.base.host.processes import ended_by_signal, named_signal
 from paceline.measure.records.rows import Failure, RankStatus
 
 ASKED_TO_END = "asked to end (SIGTERM)"
@@ -88,7 +88,7 @@ def ended_without_error(exit_status: int) -> str:
     """exit_status: negative: of a process that was ended by that signal."""
     if exit_status >= 0:
         return f"ended with status {exit_status} and wrote no error"
-    return f"{_ended_by(-exit_status)}; it wrote no error"
+    return f"{ended_by_signal(-exit_status)}; it wrote no error"
 
 
 def mpi_host_lost(host: str, ranks: Sequence[int]) -> str:
@@ -190,39 +190,12 @@ def _what_it_wrote(failure: Failure | None) -> str:
 def _exit_words(exit_status: int) -> str:
     if exit_status >= 0:
         return f"ended with status {exit_status}"
-    return f"was ended by {_signal_name(-exit_status)}"
-
-
-# What these signals mean if Paceline has not sent them. Others are named only.
-_KILLS: Mapping[int, str] = {
-    signal.SIGKILL: "a person, a scheduler, or the kernel for lack of memory"
-}
-_CRASHES: Mapping[int, str] = {
-    signal.SIGSEGV: "compiled code used memory that it does not own",
-    signal.SIGBUS: "memory could not be read or written: a file was cut off, or no space was left "
-    "for shared memory",
-    signal.SIGABRT: "compiled code gave up",
-    signal.SIGILL: "compiled code is for another processor",
-    signal.SIGFPE: "compiled code divided by zero",
-}
+    return f"was ended by {named_signal(-exit_status)}"
 
 
 def _ended_by(number: int | None) -> str:
-    """Return the words about a process that was ended by this signal; None: it is not known."""
-    if number is None:
-        return "was killed or crashed"
-    if number in _KILLS:
-        return f"was killed by {_signal_name(number)} (signal {number}): by {_KILLS[number]}"
-    if number in _CRASHES:
-        return f"crashed with {_signal_name(number)} (signal {number}): {_CRASHES[number]}"
-    return f"was ended by {_signal_name(number)} (signal {number})"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    """number: of a signal; None: it is not known."""
+    return "was killed or crashed" if number is None else ended_by_signal(number)
 
 
 def _listed(ranks: Iterable[int]) -> str:
