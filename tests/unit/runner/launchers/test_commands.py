@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -441,6 +442,17 @@ def test_hostfile_with_too_little_room_is_refused(text, complaint, preflight, tm
     hostfile.write_text(text)
     with pytest.raises(EnvironmentLacks, match=complaint):
         preflight("mpi", nodes=2, interface="eth0", launcher_options={"hostfile": str(hostfile)})
+
+
+@pytest.mark.parametrize("mpirun_of", [OpenMpi5(), OpenMpi4()])
+def test_shared_memory_must_hold_the_segments_of_all_ranks(mpirun_of, preflight, monkeypatch):
+    monkeypatch.setattr(mpi, "find_mpirun", lambda _asked: mpirun("/opt/bin/mpirun", mpirun_of))
+    monkeypatch.setattr(mpi.shutil, "disk_usage", lambda _path: SimpleNamespace(free=64 * 2**20))
+    preflight("mpi", ranks=3)
+    preflight("mpi", ranks=4, launcher_options={"arguments": ["--mca", "btl", "self,tcp"]})
+    needs_more = pytest.raises(EnvironmentLacks, match=r"each of 4 ranks, 64 MiB are free; give")
+    with needs_more if isinstance(mpirun_of, OpenMpi5) else nullcontext():
+        preflight("mpi", ranks=4)
 
 
 def test_nodes_of_a_slurm_allocation_need_srun(preflight, monkeypatch, tmp_path):

@@ -132,6 +132,46 @@ def test_signal_that_ended_a_rank_is_named(log, number, words, outcome_of, write
     assert "  | step 17" in message
 
 
+RULE = 74 * "-"
+NO_ROOM = f"""\
+{RULE}
+It appears as if there is not enough space for /dev/shm/x (the shared-memory backing
+file). It is likely that your MPI job will now either abort or experience
+performance degradation.
+
+  Local host:  a
+  Space Requested: 16777216 B
+  Space Available: 1 B
+{RULE}
+{RULE}
+prterun noticed that a process with PID 0 on node a exited on
+signal 7 (Bus error).
+{RULE}
+"""
+FILLED = f"""\
+{RULE}
+WARNING: Open MPI will create a shared memory backing file in a directory
+that appears to be mounted on a network filesystem.
+{RULE}
+{RULE}
+All nodes which are allocated for this job are already filled.
+{RULE}
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "said"),
+    [
+        (14, NO_ROOM, "It appears as if there is not enough space"),
+        (213, FILLED, "All nodes which are allocated for this job are already filled."),
+    ],
+)
+def test_reason_that_mpirun_gives_is_passed_on(outcome_of, status, log, said):
+    message = outcome_of(ended(status), log=log).message
+    assert f"ended with status {status} and 0 of 2 ranks finished" in message
+    assert f"; the launcher's log says: {said}" in message
+
+
 def test_signal_of_a_rank_without_a_status_is_named(outcome_of):
     message = outcome_of(ended(1), log=MPIRUN.format(number=9, name="Killed")).message
     assert "rank 1 of 2 failed before it could write a status: was killed by SIGKILL" in message

@@ -96,6 +96,8 @@ def launcher_for(name: str) -> Launcher:
     return launcher
 
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (what is made there has a random name)
+
 # Memory of a rank with torch, and copies of the weights in it (weights, gradients, states of the
 # optimiser, messages).
 _RANK_MIB, _COPIES_IN_RANK = 1024, 8
@@ -162,6 +164,12 @@ _LOST_DAEMON = re.compile(
     r"(?s)Remote daemon:\s+\[\S+\] on node (?P<lost>\S+)"
     r"|A daemon failed to report back.*?Remote host:\s+(?P<left>\S+)"
 )
+# A message of mpirun or of a rank, and those that give no reason.
+_MESSAGE = re.compile(r"(?ms)^-{60,}\n(.+?)\n-{60,}$")
+_NO_REASON = re.compile(
+    r"^WARNING|(prterun|mpirun) (noticed|has exited|detected)|Primary job +terminated"
+    r"|MPI_ABORT was invoked|A process has executed an operation involving a call"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +183,18 @@ class LostHost:
 def failed_rank(log_text: str) -> int | None:
     """Return the rank that mpirun's output names as the first to fail."""
     return first_named(_FAILURES, log_text)
+
+
+def said_by_mpi(log_text: str) -> str | None:
+    """Return the first message of Open MPI that gives a reason; None without one.
+
+    Such messages are between rules. Those that follow the first say what it has caused.
+    """
+    for found in _MESSAGE.finditer(log_text):
+        text = " ".join(found.group(1).split())
+        if not _NO_REASON.search(text):
+            return text
+    return None
 
 
 def ranks_without_peer(log_text: str) -> tuple[int, ...]:

@@ -29,7 +29,13 @@ from paceline.runner.job.rank_status import (
     written_cause,
 )
 from paceline.runner.job.stacks import read_stacks, stacks_sentence
-from paceline.runner.launchers.base import Launcher, lost_host, ranks_without_peer, signal_of
+from paceline.runner.launchers.base import (
+    Launcher,
+    lost_host,
+    ranks_without_peer,
+    said_by_mpi,
+    signal_of,
+)
 from paceline.runner.launchers.supervise import Ended
 
 LOG_TAIL_LINES = 20
@@ -140,11 +146,11 @@ def _last_error(text: str, ended: Ended, failure: FirstFailure) -> str | None:
     is_own = ended.exit_status in SPECIFIC_ERRORS
     if failure.rank is not None and not (is_own and failure.status is None):
         return None
-    errors = (_OWN_LINE if is_own else _ERROR_LINE).findall(text)
-    if not errors:
-        return None
-    reason: str = errors[-1]
-    return reason if is_own else reason[:_LONGEST_REASON]
+    if is_own and (lines := _OWN_LINE.findall(text)):
+        return str(lines[-1])
+    errors = [] if is_own else _ERROR_LINE.findall(text)
+    reason = errors[-1] if errors else said_by_mpi(text)
+    return None if reason is None else reason[:_LONGEST_REASON]
 
 
 def _all_done(trial: Trial, statuses: list[RankStatus]) -> bool:

@@ -37,7 +37,7 @@ from paceline.measure.records.documents import CHECKPOINT_SIGNAL, CheckpointFold
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import RankStatus
 from paceline.runner.job.stacks import request_stacks
-from paceline.runner.launchers.base import Command, TemporaryFolders
+from paceline.runner.launchers.base import SHARED_MEMORY, Command, TemporaryFolders
 
 _POLL_S = 0.1
 _STATUS_INTERVAL_S = 0.5
@@ -52,7 +52,6 @@ _KILL_S = 5.0
 EXIT_S = 60.0
 # Slurm and Kubernetes end a job 30 s after SIGTERM by default; the launcher's end takes 5 to 10 s.
 _CHECKPOINT_S = 15.0
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the folder itself has a random name)
 _PREFIX = "paceline-trial-"
 
 
@@ -349,9 +348,9 @@ def temporary_folders(token: str) -> Iterator[TemporaryFolders]:
     with `token`; if that is killed as well, a later trial removes the folders.
     """
     with own_folder(_PREFIX) as disk:
-        has_memory = os.access(_SHARED_MEMORY, os.W_OK)
+        has_memory = os.access(SHARED_MEMORY, os.W_OK)
         with (
-            own_folder(_PREFIX, _SHARED_MEMORY if has_memory else disk) as memory,
+            own_folder(_PREFIX, SHARED_MEMORY if has_memory else disk) as memory,
             _cleaner(token, disk, memory),
         ):
             yield TemporaryFolders(disk, memory)

@@ -22,7 +22,7 @@ from paceline.base.host.programs import job_script
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import rank_environment
-from paceline.runner.launchers.base import Command, failed_rank
+from paceline.runner.launchers.base import SHARED_MEMORY, Command, failed_rank
 from paceline.runner.launchers.descriptors import MpiLaunchOptions
 from paceline.runner.launchers.mpi.implementations import (
     Mpirun,
@@ -49,6 +49,7 @@ from paceline.runner.launchers.schedulers.kubernetes import (
 from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.runner.preflight.this_host import check_trial
 
+_SEGMENT_BYTES = 16 * 2**20  # of a rank of Open MPI 5
 _SLOTS = re.compile(r"(?:\b(?:slots|max_slots|max-slots)\s*=\s*|^[^\s:]+:)(\d+)")
 
 
@@ -69,6 +70,8 @@ class MpiLauncher:
             _check_hostfile(trial, Path(options.hostfile))
         if trial.placement.nodes == 1:
             check_trial(trial)
+            if isinstance(mpirun.implementation, OpenMpi5):
+                _check_shared_memory(trial)
         else:
             _check_srun(trial)
 
@@ -100,6 +103,22 @@ def check_mpi(trial: Trial) -> Mpirun:
     if mismatch is not None:
         raise EnvironmentLacks(mismatch)
     return mpirun
+
+
+def _check_shared_memory(trial: Trial) -> None:
+    """Raise EnvironmentLacks if the segments of the ranks do not fit into shared memory.
+
+    A rank would end with a signal, or without a reason.
+    """
+    if not SHARED_MEMORY.is_dir() or "btl" in " ".join(parameter_arguments(trial)):
+        return  # segments are elsewhere, or there may be none
+    ranks, free = trial.placement.ranks, shutil.disk_usage(SHARED_MEMORY).free
+    if ranks > 1 and free <= ranks * _SEGMENT_BYTES:
+        raise EnvironmentLacks(
+            f"{SHARED_MEMORY}: Open MPI needs more than {_SEGMENT_BYTES // 2**20} MiB of shared "
+            f"memory for each of {ranks} ranks, {free / 2**20:.0f} MiB are free; give the "
+            "container more (docker run --shm-size=1g), or remove files from there"
+        )
 
 
 def _check_srun(trial: Trial, environment: Mapping[str, str] = os.environ) -> None:
