@@ -39,6 +39,12 @@ def test_secret_is_refused_and_not_repeated(where: str, text: str, place: str) -
     assert SECRET not in str(refused.value)
 
 
+def test_secret_in_the_description_is_refused() -> None:
+    spec = SPEC.format(data="", trial="", tables="")
+    with pytest.raises(UsageError, match="description: a spec must not contain a secret"):
+        parse_spec(f'description = "password = {SECRET}"\n{spec}', "spec.toml")
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -131,6 +137,15 @@ UNKNOWN = "wJalrXUtnFEMIK7MDENG"
         (f'[spark.conf]\n"spark.hadoop.mine.value" = "{UNKNOWN}"', "spark.conf.spark.hadoop"),
         (f'[spark.conf]\n"spark.executorEnv.MINE" = "{UNKNOWN}"', "spark.conf.spark.executorEnv"),
         (f'[mpi]\narguments = ["-x", "MINE={UNKNOWN}"]', "mpi.arguments[1]"),
+        (f'[mpi]\narguments = ["--x", "MINE={UNKNOWN}"]', "mpi.arguments[1]"),
+        (
+            f'[mpi]\narguments = ["--mca", "mca_base_env_list", "A=1;MINE={UNKNOWN}"]',
+            "mpi.arguments[2]",
+        ),
+        (
+            f'[spark.conf]\n"spark.driver.extraJavaOptions" = "-Xmx1g -Dmine.k={UNKNOWN}"',
+            "spark.conf.spark.driver.extraJavaOptions",
+        ),
     ],
 )
 def test_unknown_variables_and_properties_are_not_recorded(text: str, place: str) -> None:
@@ -138,6 +153,14 @@ def test_unknown_variables_and_properties_are_not_recorded(text: str, place: str
     with pytest.raises(UsageError, match="a name that Paceline does not know") as refused:
         parse_spec(spec, "spec.toml")
     assert place in str(refused.value)
+    assert UNKNOWN not in str(refused.value)
+
+
+def test_unknown_variables_among_parameters_of_mpi_are_not_recorded() -> None:
+    given = f'mpi_parameters = {{ mca_base_env_list = "A=1;MINE={UNKNOWN}" }}'
+    with pytest.raises(UsageError, match="a name that Paceline does not know") as refused:
+        parse_spec(SPEC.format(data="", trial=given, tables=""), "spec.toml")
+    assert "mca_base_env_list" in str(refused.value)
     assert UNKNOWN not in str(refused.value)
 
 
@@ -161,6 +184,7 @@ def test_harmless_settings_are_accepted() -> None:
 "spark.yarn.queue" = "a-queue-with-a-long-name-2026"
 "spark.hadoop.dfs.block.access.token.enable" = "true"
 "spark.kubernetes.authenticate.driver.oauthTokenFile" = "/run/token"
+"spark.driver.extraJavaOptions" = "-Dlog4j.configuration=file:log4j-driver.properties -Dsun.x=true"
 "spark.hadoop.fs.s3a.endpoint" = "http://127.0.0.1:9000"
 [mpi]
 arguments = [

@@ -36,10 +36,10 @@ _HARMLESS_NAME = re.compile(
     r"|(?i:[._](algorithm|bucket|class|codec|defaultfs|endpoint|group|hosts?|impl|mode|nameservices"
     r"|policy|principal|project|protocol|provider|proxy|region|type|user|version)s?)$"
 )
-# Numbers with units, paths, URLs without a query, names of Java's classes, and short words.
+# Numbers with units, paths, files, URLs without a query, names of Java's classes, and short words.
 _HARMLESS_VALUE = re.compile(
-    r"[\d.,:\s-]+\s?[a-zA-Z%]{0,3}|[.~]{0,2}/[^=]*|[a-z][a-z\d+]*://[^?@\s]*|[a-z]+(\.[A-Za-z_]\w*){2,}"
-    r"|.{0,11}"
+    r"[\d.,:\s-]+\s?[a-zA-Z%]{0,3}|[.~]{0,2}/[^=]*|(file:)?[\w./+-]+\.(conf|jar|json|log|properties|xml)"
+    r"|[a-z][a-z\d+]*://[^?@\s]*|[a-z]+(\.[A-Za-z_]\w*){2,}|.{0,11}"
 )
 # Options of pyarrow's file systems that hold a secret.
 _URL_OPTIONS = ("access_key", "secret_key", "session_token")
@@ -101,7 +101,8 @@ def _settings(
 ) -> Iterator[tuple[str, str, str, bool]]:
     """Yield place, name and value of each text, and whether its name may be any.
 
-    NAME=VALUE in a list is a setting as well, after `-x` that of a variable.
+    NAME=VALUE in a list is a setting as well, after options of mpirun such as `-x` that of a
+    variable. So are the properties of Java (`-DNAME=VALUE`) in a text.
     """
     for name, value in table.items():
         place = f"{where}{name}"
@@ -109,12 +110,30 @@ def _settings(
             family = _OPEN.match(name)
             own = name if family is None else family["name"]
             yield place, own, value, is_open or family is not None
+            for option in _JAVA_OPTION.finditer(value):
+                yield place, option[1], option[2], True
+            for given, text in _variables(value, ";") if name == _VARIABLE_LIST else ():
+                yield place, given, text, True
         elif isinstance(value, Mapping):
             yield from _settings(value, f"{place}.", is_open=name == "environment")
         elif isinstance(value, Iterable):
-            before = ""
+            before: Any = ""
             for number, entry in enumerate(value):
-                if isinstance(entry, str) and "=" in entry:
-                    given, _, text = entry.partition("=")
-                    yield f"{place}[{number}]", given, text, before == "-x"
+                if isinstance(entry, str):
+                    pairs = _variables(entry, ";" if before == _VARIABLE_LIST else "")
+                    for given, text in pairs:
+                        yield f"{place}[{number}]", given, text, before in _OF_VARIABLES
                 before = entry
+
+
+# What precedes variables among the arguments of an mpirun, and the parameter that lists them.
+_VARIABLE_LIST = "mca_base_env_list"
+_OF_VARIABLES = ("-x", "--x", _VARIABLE_LIST)
+
+
+def _variables(text: str, between: str) -> Iterator[tuple[str, str]]:
+    """Yield names and values of NAME=VALUE, or of several that have `between` between them."""
+    for part in text.split(between) if between else [text]:
+        name, equals, value = part.partition("=")
+        if equals:
+            yield name, value

@@ -350,7 +350,7 @@ def _secret_faults(experiment: Experiment) -> Iterator[str]:
                 "variables of the storage instead (AWS_SECRET_ACCESS_KEY, "
                 "GOOGLE_APPLICATION_CREDENTIALS)"
             )
-    tables = dict(experiment.model_extra or {})
+    tables = {"description": experiment.description, **(experiment.model_extra or {})}
     for place, trial in enumerate(experiment.trials, start=1):
         own = {"arguments": trial.arguments, "environment": trial.environment}
         tables[f"trials[{place}]"] = {**own, **(trial.model_extra or {})}
