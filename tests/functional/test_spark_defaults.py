@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.functional.cli_runs import cli_in, small, trial
 
 # What sites set for long jobs of many executors, and why it can end a trial of two ranks.
@@ -37,13 +38,18 @@ DEFAULTS = {
 }
 
 
-def test_a_trial_trains_with_the_defaults_of_a_site(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("transport", "values"), [("gloo", {}), ("spark-rounds", {"averaging_period_steps": 2})]
+)
+def test_a_trial_trains_with_the_defaults_of_a_site(
+    transport: str, values: dict[str, object], cache: Path, tmp_path: Path
+) -> None:
     defaults = tmp_path / "conf" / "spark-defaults.conf"
     defaults.parent.mkdir()
     defaults.write_text("".join(f"{name} {value}\n" for name, value in DEFAULTS.items()))
     cli = cli_in(cache, tmp_path)
     cli.environment["SPARK_CONF_DIR"] = str(defaults.parent)
     spec = tmp_path / "spec.toml"
-    spec.write_text(small(max_steps=4, trial_s=60) + trial("spark", "gloo"))
+    spec.write_text(small(max_steps=4) + trial("spark", transport, **values))
     ended = cli("run", spec, "--out", tmp_path / "run")
     assert ended.returncode == 0, ended.stderr
