@@ -37,7 +37,7 @@ def _create_group(given: Any, options: Any) -> Any:
     """Create a group; torch calls this for each group with this rank.
 
     In the wheel of its own this package has another name (python/collectives). Where Paceline is
-    installed as well, groups are Paceline's, whoever was registered first: it records them, and
+    installed as well, groups are Paceline's, in any order of registration: it records them, and
     has the errors that they raise.
     """
     try:
