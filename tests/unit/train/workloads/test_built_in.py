@@ -13,7 +13,7 @@ from tests.unit.train.strategies.own_training import TRIALS, train, train_by_han
 from paceline.base.errors import DataError, UsageError
 from paceline.plan.spec.extensions import WORKLOADS
 from paceline.plan.trials.sample_order import SampleRandom
-from paceline.train.data.masks import ImagesWithMasks
+from paceline.train.data.masks import ImagesWithMasks, class_of_value
 from paceline.train.rank.evaluation import metric_sums
 from paceline.train.training.passes import summed_loss
 from paceline.train.training.strategy import TrainBatch
@@ -38,6 +38,12 @@ SMALL = {
     "cifar-cnn": ("paceline.train.workloads.convolutional:CifarCnn", {}, 32),
     "resnet101": ("paceline.train.workloads.resnet:ResNet", {"depth": 26, "width": 4}, 64),
     "deeplab": ("paceline.train.workloads.deeplab:DeepLab", {"depth": 26, "width": 8}, 64),
+    # the pixels of a class do not count, so shares count differently many; sides are odd
+    "ignoring": (
+        "paceline.train.workloads.deeplab:DeepLab",
+        {"depth": 26, "width": 8, "ignore_index": 3},
+        65,
+    ),
     "xception": (
         "paceline.train.workloads.deeplab:DeepLab",
         {"backbone": "xception", "width": 8, "middle_blocks": 1},
@@ -142,11 +148,12 @@ def test_models_have_the_published_number_of_parameters(name, options, parameter
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-def test_scores_of_deeplab_have_the_size_of_the_image():
-    for backbone in ("resnet", "xception"):
-        task = make_task("deeplab", image_size=96, options={"backbone": backbone})
-        model = on_meta_device(task)
-        assert model(torch.zeros(2, 3, 96, 96, device="meta")).shape == (2, 4, 96, 96)
+@pytest.mark.parametrize("backbone", ["resnet", "xception"])
+@pytest.mark.parametrize("side", [96, 75, 513])
+def test_scores_of_deeplab_have_the_size_of_the_image(backbone, side):
+    task = make_task("deeplab", image_size=side, options={"backbone": backbone})
+    model = on_meta_device(task)
+    assert model(torch.zeros(2, 3, side, side, device="meta")).shape == (2, 4, side, side)
 
 
 def test_fewer_classes_than_synthetic_masks_have_are_refused():
@@ -154,10 +161,9 @@ def test_fewer_classes_than_synthetic_masks_have_are_refused():
         make_task("deeplab", options={"classes": 3}).dataset()
 
 
-@pytest.mark.parametrize(("name", "multiple"), [("deeplab", 16), ("east", 32)])
-def test_side_that_cannot_be_halved_is_refused(name, multiple):
-    with pytest.raises(UsageError, match=f"needs a multiple of {multiple}, got 72"):
-        on_meta_device(make_task(name, image_size=72))
+def test_side_that_cannot_be_halved_is_refused():
+    with pytest.raises(UsageError, match="needs a multiple of 32, got 72"):
+        on_meta_device(make_task("east", image_size=72))
 
 
 def test_metrics_of_segmentation_are_those_by_hand():
@@ -180,6 +186,29 @@ def test_loss_of_segmentation_is_cross_entropy_plus_dice():
     dice = [(2 * 1.5 + 1) / (2 + 3 + 1), (2 * 0.5 + 1) / (2 + 1 + 1)]
     expected = np.log(2) + 1 - np.mean(dice)
     assert task.loss(scores, targets).tolist() == pytest.approx([expected])
+
+
+def test_ignored_pixels_change_neither_loss_nor_metrics():
+    task = make_task("deeplab", options={"classes": 2, "ignore_index": 255})
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(2, 2, 1, 6, generator=generator)
+    targets = torch.tensor([[[0, 1, 1, 0, 255, 255]], [[255, 255, 255, 255, 255, 255]]])
+    counted = make_task("deeplab", options={"classes": 2})
+    expected = counted.loss(scores[:1, :, :, :4], targets[:1, :, :4])
+    torch.testing.assert_close(task.loss(scores, targets), torch.cat([expected, torch.zeros(1)]))
+    found = metric_sums(task, scores, targets)
+    alone = metric_sums(counted, scores[:1, :, :, :4], targets[:1, :, :4])
+    for metric in ("mean_iou", "dice"):
+        assert [part.tolist() for part in found[metric]] == [p.tolist() for p in alone[metric]]
+
+
+def test_ignored_pixels_get_no_gradient():
+    task = make_task("deeplab", options={"classes": 2, "ignore_index": 255})
+    scores = torch.zeros(1, 2, 1, 4, requires_grad=True)
+    task.loss(scores, torch.tensor([[[0, 1, 255, 255]]])).sum().backward()
+    assert scores.grad is not None
+    assert (scores.grad[..., 2:] == 0).all()
+    assert (scores.grad[..., :2] != 0).all()
 
 
 def test_transforms_move_image_and_mask_alike_and_depend_on_the_sample():
@@ -245,15 +274,47 @@ def test_images_and_masks_of_a_folder_are_cropped_alike(folder):
 def test_image_without_mask_or_with_another_size_is_refused(folder):
     Image.new("L", (20, 20)).save(folder / "masks" / "b.png")
     with pytest.raises(DataError, match=r"b\.png: expected the size of its image, 40x20"):
-        ImagesWithMasks(folder, 32, classes=3)[1]
+        ImagesWithMasks(folder, 32, class_of_value(3))[1]
     Image.new("RGB", (40, 20)).save(folder / "masks" / "b.png")
     with pytest.raises(DataError, match="one channel or a palette, got mode RGB"):
-        ImagesWithMasks(folder, 32, classes=3)[1]
-    with pytest.raises(DataError, match=r"a\.png: expected classes from 0 to 1, got 2"):
-        ImagesWithMasks(folder, 32, classes=2)[0]
+        ImagesWithMasks(folder, 32, class_of_value(3))[1]
+    with pytest.raises(DataError, match=r"a\.png: expected values 0 to 1, got 2; set classes"):
+        ImagesWithMasks(folder, 32, class_of_value(2))[0]
     (folder / "masks" / "b.png").unlink()
     with pytest.raises(DataError, match=r"1 are missing, first that of b\.png"):
-        ImagesWithMasks(folder, 32, classes=3)
+        ImagesWithMasks(folder, 32, class_of_value(3))
+
+
+def test_values_of_masks_become_the_classes_that_the_options_state(folder):
+    values = np.zeros((20, 40), np.uint8)
+    values[:, 20:], values[:, 30:] = 255, 7
+    Image.fromarray(values).save(folder / "masks" / "b.png")
+    common = {"folder": str(folder), "classes": 2}
+    mapped = {**common, "mask_values": {"0": 0, "7": 1, "255": 1}}
+    task = make_task("deeplab", image_size=32, options=mapped)
+    assert np.unique(task.dataset()[1][1]).tolist() == [0, 1]
+    ignoring = {**common, "mask_values": {"0": 0, "7": 1}, "ignore_index": 255}
+    task = make_task("deeplab", image_size=32, options=ignoring)
+    assert np.unique(task.dataset()[1][1]).tolist() == [0, 1, 255]
+    task = make_task("deeplab", image_size=32, options={**common, "mask_values": {"0": 0, "7": 1}})
+    with pytest.raises(DataError, match=r"b\.png: expected values 0, 7, got 255; set classes, ign"):
+        task.dataset()[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_values": {"0": 0}}, "mask_values needs the option folder"),
+        (
+            {"folder": "f", "mask_values": {"255": 4}},
+            "mask_values: expected classes from 0 to 3, or ignore_index, got 4",
+        ),
+        ({"ignore_index": 256}, "ignore_index: .* 255"),
+    ],
+)
+def test_options_of_masks_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        make_task("deeplab", options=options)
 
 
 def test_token_file_becomes_sequences_that_share_a_token(tmp_path):

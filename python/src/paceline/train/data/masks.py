@@ -1,11 +1,13 @@
 """Images with masks for segmentation: FOLDER/images/NAME.jpg and FOLDER/masks/NAME.png.
 
-A mask is a PNG with one channel or a palette. The value of a pixel is the index of its class.
+A mask is a PNG with one channel or a palette. The value of a pixel is the index of its class,
+unless a table says otherwise.
 """
 
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,24 @@ from paceline.train.data.images import BadImage, decode, image_header, normalise
 
 Pair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 _SUFFIXES = (".jpg", ".jpeg", ".png")
+_VALUES = 256  # of a pixel of a mask
+_NO_CLASS = -1
+
+
+def class_of_value(
+    classes: int, ignore_index: int | None = None, given: Mapping[int, int] | None = None
+) -> NDArray[np.int16]:
+    """Return the class of each value of a mask's pixel; `_NO_CLASS` for those not allowed.
+
+    ignore_index: value and class of pixels that do not count. given: the classes of all other
+    values that are allowed; None: values are classes.
+    """
+    table = np.full(_VALUES, _NO_CLASS, dtype=np.int16)
+    if ignore_index is not None:
+        table[ignore_index] = ignore_index
+    for value, index in (given or {i: i for i in range(min(classes, _VALUES))}).items():
+        table[value] = index
+    return table
 
 
 class ImagesWithMasks:
@@ -25,8 +45,11 @@ class ImagesWithMasks:
     The shorter side is scaled to `size`, then the centre is cropped. Masks are not interpolated.
     """
 
-    def __init__(self, folder: str | Path, size: int, classes: int) -> None:
-        """Raises DataError if there are no images, or if one has no mask."""
+    def __init__(self, folder: str | Path, size: int, classes: NDArray[np.int16]) -> None:
+        """classes: of each value of a mask's pixel, see `class_of_value`.
+
+        Raises DataError if there are no images, or if one has no mask.
+        """
         root = Path(folder)
         self._size, self._classes = size, classes
         images = sorted(p for p in root.glob("images/*") if p.suffix.lower() in _SUFFIXES)
@@ -50,22 +73,31 @@ class ImagesWithMasks:
         image, mask = self._files[index]
         try:
             stored, info = normalise(image.read_bytes())
-            pixels, classes = decode(stored, self._size), read_mask(mask.read_bytes(), self._size)
+            pixels, values = decode(stored, self._size), read_mask(mask.read_bytes(), self._size)
             shape = image_header(mask.read_bytes())
         except (BadImage, OSError) as error:
             raise DataError(f"{image} or its mask: {error}") from None
         if (shape.width, shape.height) != (info.width, info.height):
             raise DataError(f"{mask}: expected the size of its image, {info.width}x{info.height}")
-        if classes.max() >= self._classes:
+        classes = self._classes[values]
+        if classes.min() == _NO_CLASS:
+            allowed = np.flatnonzero(self._classes != _NO_CLASS)
             raise DataError(
-                f"{mask}: expected classes from 0 to {self._classes - 1}, got {classes.max()}; set "
-                "the number of classes in the task's options"
+                f"{mask}: expected values {_ranges(allowed)}, got "
+                f"{values[classes == _NO_CLASS].max()}; set classes, ignore_index or mask_values "
+                "in the options of the task"
             )
-        return pixels, classes
+        return pixels, classes.astype(np.uint8)
+
+
+def _ranges(values: NDArray[np.int64]) -> str:
+    """Return ascending numbers as in "0 to 20, 255"."""
+    runs = np.split(values, np.flatnonzero(np.diff(values) > 1) + 1)
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def read_mask(data: bytes, size: int) -> NDArray[np.uint8]:
-    """Return the classes of a mask, shape (size, size). Raises BadImage for other images."""
+    """Return the values of a mask, shape (size, size). Raises BadImage for other images."""
     header = image_header(data)
     with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as mask:
         if mask.mode not in ("L", "P", "1"):

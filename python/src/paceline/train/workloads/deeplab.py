@@ -4,17 +4,18 @@ residual network or Xception, which it changes (figure 4): strides in place of p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot, relu
 
 from paceline.base.errors import UsageError
 from paceline.plan.trials.sample_order import SampleRandom
-from paceline.train.data.masks import ImagesWithMasks, Pair
+from paceline.train.data.masks import ImagesWithMasks, Pair, class_of_value
 from paceline.train.training.task import NamedParameters, Sums, Task, TaskOptions
 from paceline.train.workloads.resnet import EXPANSION, convolution, residual_layers, shortcut
 
@@ -84,11 +85,13 @@ CLASSES = 4  # background and three shapes
 _COLOURS = np.array([(90, 90, 90), (200, 80, 60), (60, 180, 80), (70, 90, 210)], dtype=np.float64)
 _NOISE = 40.0  # standard deviation of a pixel: colours overlap, so shapes matter too
 _STRIDE = 16  # of the feature maps that the pyramid gets
+_MaskValue = Annotated[int, Field(ge=0, le=255)]
 
 
 class DeepLabOptions(TaskOptions):
     """folder: of images and masks, in place of synthetic ones. width: channels after the first
-    layer of a ResNet, to which all others are proportional."""
+    layer of a ResNet, to which all others are proportional. ignore_index: value of the pixels that
+    neither loss nor metrics count. mask_values: classes of the values in the masks of a folder."""
 
     backbone: Literal["resnet", "xception"] = "resnet"
     depth: Literal[26, 50, 101, 152] = 50  # of a ResNet
@@ -98,27 +101,43 @@ class DeepLabOptions(TaskOptions):
     augment: bool = True
     classes: int = CLASSES
     folder: str | None = None
+    ignore_index: _MaskValue | None = None
+    mask_values: dict[_MaskValue, _MaskValue] | None = None
     data_seed: int = 1  # of synthetic images
+
+    @model_validator(mode="after")
+    def _values_of_masks(self) -> Self:
+        if self.mask_values is None:
+            return self
+        if self.folder is None:
+            raise ValueError("mask_values needs the option folder, whose masks have these values")
+        for value in self.mask_values.values():
+            if value >= self.classes and value != self.ignore_index:
+                raise ValueError(
+                    f"mask_values: expected classes from 0 to {self.classes - 1}, or ignore_index, "
+                    f"got {value}"
+                )
+        return self
 
 
 class DeepLab(Task):
-    """Classify each pixel. Images have a side that is a multiple of 16 pixels."""
+    """Classify each pixel."""
 
     Options = DeepLabOptions
     input_field, target_field = "image", "mask"
 
     def dataset(self) -> MapStyleDataset:
         size = self.settings.image_size
-        if self.options.folder is not None:
-            return ImagesWithMasks(self.options.folder, size, self.options.classes)
-        if self.options.classes < CLASSES:
-            raise UsageError(f"classes: synthetic masks have {CLASSES}, got {self.options.classes}")
-        return _Shapes(self.settings.samples, size, self.options.data_seed)
+        options = self.options
+        if options.folder is not None:
+            classes = class_of_value(options.classes, options.ignore_index, options.mask_values)
+            return ImagesWithMasks(options.folder, size, classes)
+        if options.classes < CLASSES:
+            raise UsageError(f"classes: synthetic masks have {CLASSES}, got {options.classes}")
+        return _Shapes(self.settings.samples, size, options.data_seed)
 
     def model(self) -> nn.Module:
-        side, options = self.settings.image_size, self.options
-        if side % _STRIDE:
-            raise UsageError(f"image_size: deeplab needs a multiple of {_STRIDE}, got {side}")
+        options = self.options
         if options.backbone == "xception":
             low, high = xception(options.width, options.middle_blocks)
             channels = (2 * options.width, 32 * options.width)
@@ -126,7 +145,7 @@ class DeepLab(Task):
             layers = list(residual_layers(options.depth, options.width, atrous=True).values())
             low, high = nn.Sequential(*layers[:5]), nn.Sequential(*layers[5:])
             channels = (options.width * EXPANSION, 8 * options.width * EXPANSION)
-        return _Network(low, high, channels, side, options)
+        return _Network(low, high, channels, self.settings.image_size, options)
 
     def augment(self, sample: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
         return scaled_crop(sample, random) if self.options.augment else sample
@@ -135,19 +154,24 @@ class DeepLab(Task):
         return scaled_crop(target, random) if self.options.augment else target
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return cross entropy plus Dice loss of each sample, so that a batch can be divided."""
-        scores = outputs.float()
-        entropy = cross_entropy(scores, targets, reduction="none").mean((1, 2))
-        share = scores.softmax(1)
-        actual = one_hot(targets, self.options.classes).permute(0, 3, 1, 2)
+        """Return cross entropy plus Dice loss of each sample, over its pixels that count.
+
+        Means are over a sample, not over a batch, so that a batch can be divided.
+        """
+        scores, counted = outputs.float(), self._counted(targets)
+        classes = targets * counted
+        entropy = (cross_entropy(scores, classes, reduction="none") * counted).sum((1, 2))
+        share = scores.softmax(1) * counted[:, None]
+        actual = one_hot(classes, self.options.classes).permute(0, 3, 1, 2) * counted[:, None]
         common = 2 * (share * actual).sum((2, 3)) + 1
         dice = common / (share.sum((2, 3)) + actual.sum((2, 3)) + 1)
-        return entropy + 1 - dice.mean(1)
+        return entropy / counted.sum((1, 2)).clamp_min(1) + 1 - dice.mean(1)
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor | Sums]:
         """Return the loss, and mean intersection over union and Dice over the classes."""
         classes = torch.arange(self.options.classes, device=outputs.device).view(-1, 1, 1, 1)
-        predicted, actual = outputs.argmax(1) == classes, targets == classes
+        counted = self._counted(targets)
+        predicted, actual = (outputs.argmax(1) == classes) & counted, (targets == classes) & counted
         pixels = (1, 2, 3)
         both = (predicted & actual).sum(pixels)
         return {
@@ -155,6 +179,11 @@ class DeepLab(Task):
             "mean_iou": (both, (predicted | actual).sum(pixels)),
             "dice": (2 * both, predicted.sum(pixels) + actual.sum(pixels)),
         }
+
+    def _counted(self, targets: Tensor) -> Tensor:
+        """Return the pixels that loss and metrics count."""
+        ignored = self.options.ignore_index
+        return torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
 
     def optimizer(self, parameters: NamedParameters) -> torch.optim.Optimizer:
         if self.options.optimizer == "adam":
@@ -248,15 +277,16 @@ class _Network(nn.Module):
     ) -> None:
         super().__init__()
         width = 4 * options.width
+        aligned = side % _STRIDE == 1  # then the corners of all maps are corners of the image
         self.low, self.high = low, high
-        self.pyramid = _Pyramid(channels[1], width, side // _STRIDE)
-        self.enlarge = nn.Upsample(scale_factor=4, mode="bilinear")
+        self.pyramid = _Pyramid(channels[1], width, -(-side // _STRIDE))
+        self.enlarge = nn.Upsample(-(-side // 4), mode="bilinear", align_corners=aligned)
         self.reduce = convolution(channels[0], 3 * width // 16, 1)
         self.decoder = nn.Sequential(
             convolution(width + 3 * width // 16, width),
             convolution(width, width),
             nn.Conv2d(width, options.classes, 1),
-            nn.Upsample(scale_factor=4, mode="bilinear"),
+            nn.Upsample(side, mode="bilinear", align_corners=aligned),
         )
 
     def forward(self, images: Tensor) -> Tensor:
