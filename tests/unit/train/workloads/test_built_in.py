@@ -18,7 +18,7 @@ from paceline.train.rank.evaluation import metric_sums
 from paceline.train.training.passes import summed_loss
 from paceline.train.training.strategy import TrainBatch
 from paceline.train.workloads.build import build_model, make_task, on_meta_device
-from paceline.train.workloads.deeplab import scaled_crop
+from paceline.train.workloads.deeplab import moved
 from paceline.train.workloads.east import Boxes
 from paceline.train.workloads.gpt import GPT
 
@@ -47,6 +47,11 @@ SMALL = {
     "xception": (
         "paceline.train.workloads.deeplab:DeepLab",
         {"backbone": "xception", "width": 8, "middle_blocks": 1},
+        64,
+    ),
+    "swin": (
+        "paceline.train.workloads.deeplab:DeepLab",
+        {"backbone": "swin", "width": 8, "middle_blocks": 2},
         64,
     ),
     "east": ("paceline.train.workloads.east:East", {"width": 8}, 64),
@@ -148,7 +153,7 @@ def test_models_have_the_published_number_of_parameters(name, options, parameter
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-@pytest.mark.parametrize("backbone", ["resnet", "xception"])
+@pytest.mark.parametrize("backbone", ["resnet", "xception", "swin"])
 @pytest.mark.parametrize("side", [96, 75, 513])
 def test_scores_of_deeplab_have_the_size_of_the_image(backbone, side):
     task = make_task("deeplab", image_size=side, options={"backbone": backbone})
@@ -211,19 +216,38 @@ def test_ignored_pixels_get_no_gradient():
     assert (scores.grad[..., :2] != 0).all()
 
 
-def test_transforms_move_image_and_mask_alike_and_depend_on_the_sample():
+@pytest.mark.parametrize("options", [{}, {"flip": True, "degrees": 30.0}])
+def test_transforms_move_image_and_mask_alike_and_depend_on_the_sample(options):
     pixels = np.arange(32 * 32, dtype=np.int64).reshape(32, 32)
     image = np.stack([pixels, pixels, pixels], axis=-1)
     seen = set()
     for sample in range(6):
         random = SampleRandom(1, 0, sample)
-        moved = scaled_crop(pixels, random)
-        np.testing.assert_array_equal(scaled_crop(image, random)[..., 0], moved)
-        np.testing.assert_array_equal(scaled_crop(pixels, SampleRandom(1, 0, sample)), moved)
-        seen.add(moved.tobytes())
+        found = moved(pixels, random, **options)
+        np.testing.assert_array_equal(moved(image, random, **options)[..., 0], found)
+        again = moved(pixels, SampleRandom(1, 0, sample), **options)
+        np.testing.assert_array_equal(again, found)
+        seen.add(found.tobytes())
     assert len(seen) == 6
     task = make_task("deeplab", options={"augment": False})
     assert task.augment_target(pixels, SampleRandom(1, 0, 0)) is pixels
+
+
+def test_half_of_the_images_are_turned_upside_down_and_angles_have_their_limit():
+    rows, columns = np.mgrid[:65, :65]
+    turned, angles = [], []
+    for sample in range(200):
+        random = SampleRandom(1, 0, sample)
+        flipped = moved(rows, random, flip=True)[:, 32].astype(int)
+        turned.append(flipped[40] < flipped[24])
+        y, x = (moved(grid, random, degrees=30.0).astype(int) for grid in (rows, columns))
+        # the line through the centre, within the image in most samples
+        rise, run = y[32, 40] - y[32, 24], abs(x[32, 40] - x[32, 24])
+        angles.append(np.degrees(np.arctan2(rise, run)))
+    assert 80 < sum(turned) < 120
+    assert max(map(abs, angles)) < 36  # of the nearest pixels
+    assert min(angles) < -20
+    assert max(angles) > 20
 
 
 def test_synthetic_boxes_have_the_distances_to_their_edges():
@@ -310,6 +334,7 @@ def test_values_of_masks_become_the_classes_that_the_options_state(folder):
             "mask_values: expected classes from 0 to 3, or ignore_index, got 4",
         ),
         ({"ignore_index": 256}, "ignore_index: .* 255"),
+        ({"augment": False, "rotate_degrees": 30.0}, "rotate_degrees need augment = true"),
     ],
 )
 def test_options_of_masks_that_do_not_fit_are_refused(options, message):

@@ -1,9 +1,11 @@
 """DeepLabV3+ (Chen et al., arXiv:1802.02611): atrous spatial pyramid pooling and a decoder, after a
-residual network or Xception, which it changes (figure 4): strides in place of pooling.
+residual network, a Swin transformer, or Xception, which it changes (figure 4): strides in place of
+pooling.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
@@ -18,6 +20,7 @@ from paceline.plan.trials.sample_order import SampleRandom
 from paceline.train.data.masks import ImagesWithMasks, Pair, class_of_value
 from paceline.train.training.task import NamedParameters, Sums, Task, TaskOptions
 from paceline.train.workloads.resnet import EXPANSION, convolution, residual_layers, shortcut
+from paceline.train.workloads.swin import map_sides, swin_layers
 
 if TYPE_CHECKING:
     from paceline.train.data.items import MapStyleDataset
@@ -55,6 +58,46 @@ class _Block(nn.Module):
         return relu(self.convolutions(units) + self.shortcut(units))
 
 
+@dataclass(frozen=True)
+class _Encoder:
+    """low, high: paths of the layers, in order, before and after the maps that the decoder gets,
+    too. channels, sides: of the maps after both. rates: of the atrous convolutions."""
+
+    layers: dict[str, nn.Module]
+    low: tuple[str, ...]
+    high: tuple[str, ...]
+    channels: tuple[int, int]
+    sides: tuple[int, int]
+    rates: tuple[int, ...]
+
+
+def _convolutional(
+    low: dict[str, nn.Module], high: dict[str, nn.Module], channels: tuple[int, int], side: int
+) -> _Encoder:
+    """Return an encoder whose maps have 1/4 and 1/16 of the images' side."""
+    sides = (-(-side // 4), -(-side // _STRIDE))
+    return _Encoder({**low, **high}, tuple(low), tuple(high), channels, sides, RATES)
+
+
+def _encoder(options: DeepLabOptions, side: int) -> _Encoder:
+    width = options.width
+    if options.backbone == "xception":
+        blocks = 16 if options.middle_blocks is None else options.middle_blocks
+        low, high = xception(width, blocks)
+        return _convolutional({"low": low}, {"high": high}, (2 * width, 32 * width), side)
+    if options.backbone == "swin":
+        blocks = 6 if options.middle_blocks is None else options.middle_blocks
+        layers = swin_layers(width, blocks, options.stochastic_depth)
+        paths = [f"features.{number}" for number, _ in enumerate(layers["features"].children())]
+        channels, rates = (width, 8 * width), tuple(rate // 2 for rate in RATES)  # 1/32 of the side
+        return _Encoder(
+            layers, tuple(paths[:2]), (*paths[2:], "norm"), channels, map_sides(side), rates
+        )
+    named = list(residual_layers(options.depth, width, atrous=True).items())
+    channels = (width * EXPANSION, 8 * width * EXPANSION)
+    return _convolutional(dict(named[:5]), dict(named[5:]), channels, side)
+
+
 def xception(width: int, middle_blocks: int) -> tuple[nn.Sequential, nn.Sequential]:
     """Return the layers up to 1/4 of the images' side (2 * width channels), and those to 1/16
     (32 * width channels).
@@ -90,15 +133,19 @@ _MaskValue = Annotated[int, Field(ge=0, le=255)]
 
 class DeepLabOptions(TaskOptions):
     """folder: of images and masks, in place of synthetic ones. width: channels after the first
-    layer of a ResNet, to which all others are proportional. ignore_index: value of the pixels that
-    neither loss nor metrics count. mask_values: classes of the values in the masks of a folder."""
+    layer, to which all others are proportional. ignore_index: value of the pixels that neither loss
+    nor metrics count. mask_values: classes of the values in the masks of a folder."""
 
-    backbone: Literal["resnet", "xception"] = "resnet"
+    backbone: Literal["resnet", "xception", "swin"] = "resnet"
     depth: Literal[26, 50, 101, 152] = 50  # of a ResNet
-    middle_blocks: int = 16  # of an Xception
-    width: int = 64
+    # of an Xception (16), or of the third stage of a Swin transformer (6)
+    middle_blocks: Annotated[int, Field(ge=0)] | None = None
+    width: Annotated[int, Field(ge=2)] = 64
+    stochastic_depth: Annotated[float, Field(ge=0, lt=1)] = 0.2  # of a Swin transformer
     optimizer: Literal["sgd", "adam"] = "sgd"
-    augment: bool = True
+    augment: bool = True  # random scaling, cropping and mirroring
+    flip_vertically: bool = False  # half of the images
+    rotate_degrees: Annotated[float, Field(ge=0, le=180)] = 0.0  # at most, in both directions
     classes: int = CLASSES
     folder: str | None = None
     ignore_index: _MaskValue | None = None
@@ -106,7 +153,9 @@ class DeepLabOptions(TaskOptions):
     data_seed: int = 1  # of synthetic images
 
     @model_validator(mode="after")
-    def _values_of_masks(self) -> Self:
+    def _that_go_together(self) -> Self:
+        if (self.flip_vertically or self.rotate_degrees) and not self.augment:
+            raise ValueError("flip_vertically and rotate_degrees need augment = true")
         if self.mask_values is None:
             return self
         if self.folder is None:
@@ -137,21 +186,16 @@ class DeepLab(Task):
         return _Shapes(self.settings.samples, size, options.data_seed)
 
     def model(self) -> nn.Module:
-        options = self.options
-        if options.backbone == "xception":
-            low, high = xception(options.width, options.middle_blocks)
-            channels = (2 * options.width, 32 * options.width)
-        else:
-            layers = list(residual_layers(options.depth, options.width, atrous=True).values())
-            low, high = nn.Sequential(*layers[:5]), nn.Sequential(*layers[5:])
-            channels = (options.width * EXPANSION, 8 * options.width * EXPANSION)
-        return _Network(low, high, channels, self.settings.image_size, options)
+        return _Network(_encoder(self.options, self.settings.image_size), self)
 
     def augment(self, sample: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
-        return scaled_crop(sample, random) if self.options.augment else sample
+        options = self.options
+        if not options.augment:
+            return sample
+        return moved(sample, random, flip=options.flip_vertically, degrees=options.rotate_degrees)
 
     def augment_target(self, target: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
-        return scaled_crop(target, random) if self.options.augment else target
+        return self.augment(target, random)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return cross entropy plus Dice loss of each sample, over its pixels that count.
@@ -230,33 +274,45 @@ def _inside(
     return covered
 
 
-def scaled_crop(pixels: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
+def moved(
+    pixels: NDArray[Any], random: SampleRandom, *, flip: bool = False, degrees: float = 0.0
+) -> NDArray[Any]:
     """Scale, crop and mirror an image or a mask; both get the nearest pixels of the same places.
 
     pixels: shape (side, side) or (side, side, channels). Places outside repeat the border.
+    flip: turn half of the images upside down. degrees: rotate about the centre of what is seen, by
+    at most that angle.
     """
     generator = random.numpy()
     side, scale = len(pixels), generator.uniform(*SCALES)
     starts = generator.random(2) * (side - side / scale)
-    places = starts[:, None] + (np.arange(side) + 0.5) / scale
-    rows, columns = np.clip(places, 0, side - 1).astype(np.int64)
+    y, x = starts[:, None] + (np.arange(side) + 0.5) / scale
     if generator.random() < 0.5:
-        columns = columns[::-1]
-    return pixels[np.ix_(rows, columns)]
+        x = x[::-1]
+    if flip and generator.random() < 0.5:
+        y = y[::-1]
+    rows, columns = np.ix_(y, x)
+    if degrees:
+        angle = np.radians(generator.uniform(-degrees, degrees))
+        down, right = rows - y.mean(), columns - x.mean()
+        rows = y.mean() + np.cos(angle) * down - np.sin(angle) * right
+        columns = x.mean() + np.sin(angle) * down + np.cos(angle) * right
+    rows, columns = (np.clip(places, 0, side - 1).astype(np.int64) for places in (rows, columns))
+    return pixels[rows, columns]
 
 
 class _Pyramid(nn.Module):
     """Atrous spatial pyramid pooling: convolutions of several rates, and the mean of the image."""
 
-    def __init__(self, inputs: int, outputs: int, side: int) -> None:
+    def __init__(self, inputs: int, outputs: int, side: int, rates: tuple[int, ...]) -> None:
         super().__init__()
-        atrous = (convolution(inputs, outputs, rate=rate) for rate in RATES)
+        atrous = (convolution(inputs, outputs, rate=rate) for rate in rates)
         self.branches = nn.ModuleList([convolution(inputs, outputs, 1), *atrous])
         # Without normalisation: over one value per sample it would enlarge rounding errors.
         self.image = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, outputs, 1), nn.ReLU(), nn.Upsample(side)
         )
-        self.project = convolution((len(RATES) + 2) * outputs, outputs, 1)
+        self.project = convolution((len(rates) + 2) * outputs, outputs, 1)
 
     def forward(self, units: Tensor) -> Tensor:
         found = [branch(units) for branch in self.branches]
@@ -265,23 +321,24 @@ class _Pyramid(nn.Module):
 
 
 class _Network(nn.Module):
-    """Encoder and decoder; pipelines split it before the low-level features and after their use."""
+    """Encoder and decoder; pipelines split it before the low-level features and after their use.
 
-    def __init__(
-        self,
-        low: nn.Module,
-        high: nn.Module,
-        channels: tuple[int, int],
-        side: int,
-        options: DeepLabOptions,
-    ) -> None:
+    The layers of the encoder have their own names here, so that weights of others load.
+    """
+
+    def __init__(self, encoder: _Encoder, task: DeepLab) -> None:
         super().__init__()
+        options, side = task.options, task.settings.image_size
         width = 4 * options.width
-        aligned = side % _STRIDE == 1  # then the corners of all maps are corners of the image
-        self.low, self.high = low, high
-        self.pyramid = _Pyramid(channels[1], width, -(-side // _STRIDE))
-        self.enlarge = nn.Upsample(-(-side // 4), mode="bilinear", align_corners=aligned)
-        self.reduce = convolution(channels[0], 3 * width // 16, 1)
+        # Corners of all maps of a convolutional encoder are then corners of the image.
+        aligned = options.backbone != "swin" and side % _STRIDE == 1
+        for name, layer in encoder.layers.items():
+            self.add_module(name, layer)
+        self._low, self._high = encoder.low, encoder.high
+        low, high = encoder.channels
+        self.pyramid = _Pyramid(high, width, encoder.sides[1], encoder.rates)
+        self.enlarge = nn.Upsample(encoder.sides[0], mode="bilinear", align_corners=aligned)
+        self.reduce = convolution(low, 3 * width // 16, 1)
         self.decoder = nn.Sequential(
             convolution(width + 3 * width // 16, width),
             convolution(width, width),
@@ -291,7 +348,12 @@ class _Network(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return scores of shape (samples, classes, side, side)."""
-        low = self.low(images)
-        encoded = self.enlarge(self.pyramid(self.high(low)))
+        low = self._through(self._low, images)
+        encoded = self.enlarge(self.pyramid(self._through(self._high, low)))
         scores: Tensor = self.decoder(torch.cat([encoded, self.reduce(low)], 1))
         return scores
+
+    def _through(self, paths: tuple[str, ...], units: Tensor) -> Tensor:
+        for path in paths:
+            units = self.get_submodule(path)(units)
+        return units

@@ -95,7 +95,7 @@ class DeepLabWorkload(WorkloadDescriptor):
     """Segmentation, from two of the papers: DeepLabV3+ with Horovod on several nodes."""
 
     name = "deeplab"
-    summary = "DeepLabV3+ on 128 images of 64x64 pixels with masks; ResNet or Xception"
+    summary = "DeepLabV3+ on 128 images of 64x64 pixels with masks; ResNet, Xception or Swin"
     position = 60
     implementation = "paceline.train.workloads.deeplab:DeepLab"
     model = "deeplabv3plus"
