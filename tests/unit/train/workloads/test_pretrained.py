@@ -11,8 +11,17 @@ from safetensors.torch import save_file
 from torch import nn
 
 from paceline.base.errors import DataError, UsageError
+from paceline.plan.spec.extensions import WORKLOADS
 from paceline.train.training.task import Task, TaskOptions, TaskSettings
-from paceline.train.workloads.build import build_model, on_meta_device
+from paceline.train.workloads.build import build_model, make_task, on_meta_device
+
+SMALL = {
+    "resnet101": {"depth": 26, "width": 4},
+    "deeplab": {"depth": 26, "width": 4},
+    "east": {"width": 8},
+    "gpt-small": {"width": 8, "blocks": 1},
+}
+LARGE = ("complex-small", "simple-big")  # VGG16 and AlexNet
 
 
 class Options(TaskOptions):
@@ -74,6 +83,30 @@ def test_new_parameters_keep_the_weights_of_the_model(weights, tmp_path):
     plain = build_model(Small(TaskSettings()))
     assert torch.equal(model.get_parameter("0.weight"), weights["0.weight"])
     assert torch.equal(model.get_parameter("2.weight"), plain.get_parameter("2.weight"))
+
+
+@pytest.mark.parametrize("name", [w.name for w in WORKLOADS.all() if w.name not in LARGE])
+def test_built_in_workloads_take_weights_from_a_file(name, tmp_path):
+    kind = {"options": SMALL.get(name, {}), "classes": 2, "image_size": 64}
+    state = build_model(make_task(name, seed=2, **kind)).state_dict()
+    tied = {t.data_ptr(): key for key, t in state.items()}
+    save_file({key: state[key] for key in tied.values()}, tmp_path / "w.safetensors")
+    options = {**kind.pop("options"), "weights": str(tmp_path / "w.safetensors")}
+    model = build_model(make_task(name, options=options, **kind))
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[key]), key
+
+
+def test_patterns_allow_weights_of_an_encoder_alone(tmp_path):
+    trunk = build_model(make_task("resnet101", classes=9, options=SMALL["resnet101"])).state_dict()
+    save_file(trunk, tmp_path / "w.safetensors")
+    options = {**SMALL["deeplab"], "weights": str(tmp_path / "w.safetensors")}
+    with pytest.raises(UsageError, match=r"missing in the file: pyramid.*only in the file: fc\.w"):
+        build_model(make_task("deeplab", image_size=64, options=options))
+    options["new_parameters"] = ["pyramid.*", "reduce.*", "decoder.*", "fc.*"]
+    model = build_model(make_task("deeplab", image_size=64, options=options))
+    for key, tensor in model.state_dict().items():
+        assert key not in trunk or torch.equal(tensor, trunk[key])
 
 
 def test_tied_weights_need_one_of_their_names(tmp_path):

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from paceline.train.training.dropout import SampleDropout
-from paceline.train.training.task import Task, TaskSettings
+from paceline.train.training.task import TaskSettings
+from paceline.train.workloads.built_in import BuiltInTask
 
 # A layer of `_features`: (output channels, kernel, stride, padding) of a convolution, or (kernel,
 # stride) of a max pooling.
@@ -32,28 +33,28 @@ _TINY_ALEXNET: tuple[Layer, ...] = (
 _VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels, convolutions
 
 
-class AlexNet(Task):
+class AlexNet(BuiltInTask):
     """61,100,840 parameters with 1000 classes; images from 63x63 pixels, made for 224x224."""
 
     def model(self) -> nn.Module:
         return _alexnet(_ALEXNET, inputs=256, pooled=6, hidden=4096, settings=self.settings)
 
 
-class TinyAlexNet(Task):
+class TinyAlexNet(BuiltInTask):
     """AlexNet with few channels; images from 32x32 pixels."""
 
     def model(self) -> nn.Module:
         return _alexnet(_TINY_ALEXNET, inputs=32, pooled=2, hidden=64, settings=self.settings)
 
 
-class VGG16(Task):
+class VGG16(BuiltInTask):
     """138,357,544 parameters with 1000 classes; images from 32x32 pixels, made for 224x224."""
 
     def model(self) -> nn.Module:
         return vgg(_VGG16, 7, 4096, self.settings.classes, dropout=self.settings.dropout)
 
 
-class CifarCnn(Task):
+class CifarCnn(BuiltInTask):
     """For images of 32x32 or 64x64 pixels: three pairs of convolutions, each with twice the
     channels on half the side, as in VGG."""
 

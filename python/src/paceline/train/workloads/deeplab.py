@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy, one_hot, relu
 from paceline.base.errors import UsageError
 from paceline.plan.trials.sample_order import SampleRandom
 from paceline.train.data.masks import ImagesWithMasks, Pair, class_of_value
-from paceline.train.training.task import NamedParameters, Sums, Task, TaskOptions
+from paceline.train.training.task import NamedParameters, Sums
+from paceline.train.workloads.built_in import BuiltInOptions, BuiltInTask
 from paceline.train.workloads.resnet import EXPANSION, convolution, residual_layers, shortcut
 from paceline.train.workloads.swin import map_sides, swin_layers
 
@@ -131,7 +132,7 @@ _STRIDE = 16  # of the feature maps that the pyramid gets
 _MaskValue = Annotated[int, Field(ge=0, le=255)]
 
 
-class DeepLabOptions(TaskOptions):
+class DeepLabOptions(BuiltInOptions):
     """folder: of images and masks, in place of synthetic ones. width: channels after the first
     layer, to which all others are proportional. ignore_index: value of the pixels that neither loss
     nor metrics count. mask_values: classes of the values in the masks of a folder."""
@@ -169,7 +170,7 @@ class DeepLabOptions(TaskOptions):
         return self
 
 
-class DeepLab(Task):
+class DeepLab(BuiltInTask):
     """Classify each pixel."""
 
     Options = DeepLabOptions

@@ -16,13 +16,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from paceline.base.errors import UsageError
 from paceline.plan.trials.sample_order import SampleRandom
-from paceline.train.training.task import NamedParameters, Sums, Task, TaskOptions
+from paceline.train.training.task import NamedParameters, Sums
+from paceline.train.workloads.built_in import BuiltInOptions, BuiltInTask
 from paceline.train.workloads.resnet import convolution
 
 _STRIDE, _CELL = 32, 4  # pixels of the smallest feature map's cells, and of the outputs' cells
 
 
-class EastOptions(TaskOptions):
+class EastOptions(BuiltInOptions):
     """width: channels of the first stage; 64 is that of the paper's PVANet."""
 
     width: int = 16
@@ -62,7 +63,7 @@ class Boxes:
         return np.clip(image, 0, 255).astype(np.uint8), target
 
 
-class East(Task):
+class East(BuiltInTask):
     """Find boxes of text. Images have a side that is a multiple of 32 pixels."""
 
     Options = EastOptions

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from paceline.base.errors import DataError
-from paceline.train.training.task import NamedParameters, Sums, Task, TaskOptions
+from paceline.train.training.task import NamedParameters, Sums
+from paceline.train.workloads.built_in import BuiltInOptions, BuiltInTask
 
 Tokens = NDArray[np.int64]
 
 
-class GptOptions(TaskOptions):
+class GptOptions(BuiltInOptions):
     """GPT-2 small has 50257, 1024, 768, 12 and 12."""
 
     vocabulary: int = 256
@@ -76,7 +77,7 @@ class TokenFile:
         return tokens, tokens
 
 
-class GPT(Task):
+class GPT(BuiltInTask):
     """Predict the next token of each position. A data set has one field with length + 1 tokens."""
 
     Options = GptOptions

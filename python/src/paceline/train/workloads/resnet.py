@@ -8,21 +8,21 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from paceline.train.training.task import Task, TaskOptions
+from paceline.train.workloads.built_in import BuiltInOptions, BuiltInTask
 
 EXPANSION = 4  # channels of a block's output over those of its inner convolutions
 # Blocks of the four layers; 26 is for small machines and tests.
 DEPTHS = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
-class ResNetOptions(TaskOptions):
+class ResNetOptions(BuiltInOptions):
     """depth: convolutions and linear layers. width: channels after the first one."""
 
     depth: Literal[26, 50, 101, 152] = 101
     width: int = 64
 
 
-class ResNet(Task):
+class ResNet(BuiltInTask):
     """44,549,160 parameters with 1000 classes and depth 101; images from 32x32 pixels."""
 
     Options = ResNetOptions
