@@ -55,6 +55,7 @@ SMALL = {
         64,
     ),
     "east": ("paceline.train.workloads.east:East", {"width": 8}, 64),
+    "rotated": ("paceline.train.workloads.east:East", {"width": 8, "angle": True}, 64),
     "gpt-small": (f"{__name__}:SmallGPT", GPT_OPTIONS, 32),
 }  # fmt: skip
 
@@ -263,6 +264,47 @@ def test_synthetic_boxes_have_the_distances_to_their_edges():
     assert inside[int((y * 4 + 2 + bottom) // 4) - 1, x]
     assert 64 / 3 - 1 <= left + right <= 32
     assert 8 <= top + bottom <= 64 / 3
+
+
+def test_rotated_boxes_are_drawn_where_their_targets_say():
+    image, target = Boxes(4, 128, seed=1, with_angle=True)[2]
+    upright, plain = Boxes(4, 128, seed=1)[2]
+    assert (target.shape, plain.shape) == ((6, 32, 32), (5, 32, 32))
+    inside = target[0] > 0
+    angles = np.unique(target[5][inside])
+    assert len(angles) == 2  # boxes
+    assert (np.abs(angles) <= np.radians(20)).all()
+    assert (target[1:5, inside] > 0).all()
+    assert not np.array_equal(image, upright)
+    # half of the stripes are darker than the noise around
+    cells = image.mean(2).reshape(32, 4, 32, 4).mean((1, 3))
+    assert cells[inside].mean() < cells[~inside].mean() - 15
+
+
+def test_loss_and_error_of_angles_are_those_by_hand():
+    task = make_task("east", image_size=32, options={"angle": True})
+    targets = torch.zeros(1, 6, 1, 2)
+    targets[:, 0, 0, 0], targets[:, 1:5], targets[:, 5] = 1, 0.5, 0.25
+    outputs = torch.zeros_like(targets)  # distances of 1/2, an angle of 0
+    upright = targets * torch.tensor([1, 1, 1, 1, 1, 0]).view(1, 6, 1, 1)
+    turned = task.loss(outputs, targets) - task.loss(outputs, upright)
+    assert turned.tolist() == pytest.approx([10 * (1 - np.cos(0.25))], rel=1e-4)
+    error, cells = metric_sums(task, outputs, targets)["angle_error"]
+    assert error.tolist() == pytest.approx([np.degrees(0.25)])
+    assert cells.tolist() == [1]
+
+
+def test_cells_whose_text_is_not_known_do_not_count():
+    task = make_task("east", image_size=32)
+    generator = torch.Generator().manual_seed(1)
+    outputs = torch.randn(1, 5, 2, 4, generator=generator)
+    targets = torch.full((1, 5, 2, 4), 0.3)
+    targets[:, 0] = torch.tensor([[1, 1, 0, -1], [0, 0, 0, -1]])
+    other = outputs.clone()
+    other[..., 3] = 7
+    torch.testing.assert_close(task.loss(other, targets), task.loss(outputs, targets))
+    first, second = (metric_sums(task, o, targets) for o in (outputs, other))
+    assert [p.tolist() for p in first["text_iou"]] == [p.tolist() for p in second["text_iou"]]
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ be split.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,50 +17,64 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from paceline.base.errors import UsageError
 from paceline.plan.trials.sample_order import SampleRandom
+from paceline.train.data.text_boxes import (
+    BoxSample,
+    ImagesWithText,
+    Rectangle,
+    add_box,
+    empty_target,
+)
 from paceline.train.training.task import NamedParameters, Sums
 from paceline.train.workloads.built_in import BuiltInOptions, BuiltInTask
 from paceline.train.workloads.resnet import convolution
 
-_STRIDE, _CELL = 32, 4  # pixels of the smallest feature map's cells, and of the outputs' cells
+if TYPE_CHECKING:
+    from paceline.train.data.items import MapStyleDataset
+
+_STRIDE = 32  # pixels of the smallest feature map's cells
+_MOST = math.pi / 4  # angles that the network can state, in both directions
+_SYNTHETIC = math.radians(20)  # the largest angle of a synthetic box
+_ANGLE_WEIGHT = 10  # of the loss of the angle, as published
 
 
 class EastOptions(BuiltInOptions):
-    """width: channels of the first stage; 64 is that of the paper's PVANet."""
+    """width: channels of the first stage; 64 is that of the paper's PVANet. angle: boxes may be
+    rotated, and the network has a map of their angles. folder: of images and text files, in place
+    of synthetic ones."""
 
     width: int = 16
+    angle: bool = False
+    folder: str | None = None
     data_seed: int = 1
 
 
 class Boxes:
-    """Synthetic images: striped rectangles, as lines of text, on noise.
+    """Synthetic images: striped rectangles, as lines of text, on noise."""
 
-    Targets have the shape (5, size / 4, size / 4): whether a cell is text, and the distances from
-    its centre to the four edges of the box, in image sizes.
-    """
-
-    def __init__(self, samples: int, size: int, seed: int) -> None:
+    def __init__(self, samples: int, size: int, seed: int, *, with_angle: bool = False) -> None:
         self._samples, self._size, self._seed = samples, size, seed
+        self._with_angle = with_angle
 
     def __len__(self) -> int:
         return self._samples
 
-    def __getitem__(self, index: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    def __getitem__(self, index: int) -> BoxSample:
         rng = np.random.default_rng([self._seed, index])
         size = self._size
         image = rng.normal(110, 25, (size, size, 3))
-        target = np.zeros((5, size // _CELL, size // _CELL), dtype=np.float32)
-        centres = (np.arange(size // _CELL) + 0.5) * _CELL
+        target = empty_target(size, with_angle=self._with_angle)
+        centres = np.arange(size) + 0.5
         y, x = np.meshgrid(centres, centres, indexing="ij")
-        for half in (0, 1):  # one box in each half: boxes do not overlap
+        for half in (0, 1):  # one box in each half: upright boxes do not overlap
             height, width = rng.integers(size // 8, size // 3), rng.integers(size // 3, size // 2)
             top = half * size // 2 + rng.integers(0, size // 2 - height)
             left = rng.integers(0, size - width)
-            stripes = 90.0 * (np.arange(width) // 3 % 2) - 70
-            image[top : top + height, left : left + width] += stripes[None, :, None]
-            edges = np.stack([y - top, left + width - x, top + height - y, x - left])
-            inside = (edges > 0).all(0)
-            target[0][inside] = 1
-            target[1:, inside] = edges[:, inside] / size
+            angle = rng.uniform(-_SYNTHETIC, _SYNTHETIC) if self._with_angle else 0.0
+            box = Rectangle(left + width / 2, top + height / 2, width, height, angle)
+            inside = (box.edges(x, y) > 0).all(0)
+            along, _ = box.places(x, y)
+            image[inside] += (90.0 * (along[inside] // 3 % 2) - 70)[:, None]
+            add_box(target, box)
         return np.clip(image, 0, 255).astype(np.uint8), target
 
 
@@ -69,38 +84,54 @@ class East(BuiltInTask):
     Options = EastOptions
     input_field, target_field = "image", "boxes"
 
-    def dataset(self) -> Boxes:
-        return Boxes(self.settings.samples, self.settings.image_size, self.options.data_seed)
+    def dataset(self) -> MapStyleDataset:
+        options, size = self.options, self.settings.image_size
+        if options.folder is not None:
+            return ImagesWithText(options.folder, size, with_angle=options.angle)
+        return Boxes(self.settings.samples, size, options.data_seed, with_angle=options.angle)
 
     def model(self) -> nn.Module:
         if self.settings.image_size % _STRIDE:
             side = self.settings.image_size
             raise UsageError(f"image_size: east needs a multiple of {_STRIDE}, got {side}")
-        return _Network(self.options.width)
+        return _Network(self.options.width, with_angle=self.options.angle)
 
     def augment(self, sample: NDArray[Any], random: SampleRandom) -> NDArray[Any]:  # noqa: ARG002
         """Return the image unchanged: a mirrored one would need other distances."""
         return sample
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return balanced cross entropy of the text plus -log IoU of the boxes, of each sample."""
-        score, text = outputs[:, 0], targets[:, 0]
-        share = text.mean((1, 2), keepdim=True)
-        weight = text * (1 - share) + (1 - text) * share
+        """Return balanced cross entropy of the text plus -log IoU of the boxes, of each sample, and
+        the loss of their angles.
+
+        Cells whose text is not known do not count.
+        """
+        counted = targets[:, 0] >= 0
+        score, text = outputs[:, 0], targets[:, 0] * counted
+        share = text.sum((1, 2), keepdim=True) / counted.sum((1, 2), keepdim=True).clamp_min(1)
+        weight = (text * (1 - share) + (1 - text) * share) * counted
         entropy = binary_cross_entropy_with_logits(score, text, reduction="none")
         balanced = (weight * entropy).sum((1, 2)) / weight.sum((1, 2)).clamp_min(1)
         misplaced = -torch.log(_overlap(outputs, targets))
+        if self.options.angle:
+            misplaced = misplaced + _ANGLE_WEIGHT * (1 - torch.cos(_turned(outputs, targets)))
         return 2 * balanced + (text * misplaced).sum((1, 2)) / text.sum((1, 2)).clamp_min(1)
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor | Sums]:
-        """Return the loss, the IoU of text cells, and the mean IoU of their boxes."""
-        predicted, text = outputs[:, 0] > 0, targets[:, 0] > 0
+        """Return the loss, the IoU of text cells, and of their boxes the mean IoU, in the
+        direction of the box, and the mean error of the angle in degrees."""
+        counted = targets[:, 0] >= 0
+        predicted, text = (outputs[:, 0] > 0) & counted, targets[:, 0] > 0
         boxes = (_overlap(outputs, targets) * text).sum()
-        return {
+        found: dict[str, Tensor | Sums] = {
             "loss": self.loss(outputs, targets),
             "text_iou": ((predicted & text).sum(), (predicted | text).sum()),
             "box_iou": (boxes, text.sum()),
         }
+        if self.options.angle:
+            error = torch.rad2deg(_turned(outputs, targets).abs())
+            found["angle_error"] = ((error * text).sum(), text.sum())
+        return found
 
     def optimizer(self, parameters: NamedParameters) -> torch.optim.Optimizer:
         return torch.optim.Adam(parameters, lr=self.settings.learning_rate)
@@ -111,7 +142,7 @@ def _overlap(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Both are in (0, 1]: one is added to both areas, in cells, so that the logarithm is finite.
     """
-    found, actual = outputs[:, 1:].float().sigmoid(), targets[:, 1:]
+    found, actual = outputs[:, 1:5].float().sigmoid(), targets[:, 1:5]
     unit = (1 / outputs.shape[-1]) ** 2
     least = torch.minimum(found, actual)
     common = (least[:, 0] + least[:, 2]) * (least[:, 1] + least[:, 3])
@@ -119,10 +150,15 @@ def _overlap(outputs: Tensor, targets: Tensor) -> Tensor:
     return (common + unit) / (areas[0] + areas[1] - common + unit)
 
 
+def _turned(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return predicted less actual angles of each cell, in radians."""
+    return _MOST * (2 * outputs[:, 5].float().sigmoid() - 1) - targets[:, 5]
+
+
 class _Network(nn.Module):
     """Stages with 1/4, 1/8, 1/16 and 1/32 of the side, and the path that merges them."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, with_angle: bool) -> None:
         super().__init__()
         self.stem = convolution(3, width // 4, 7, 2)
         channels = (width, 2 * width, 4 * width, 6 * width)
@@ -140,9 +176,11 @@ class _Network(nn.Module):
         self.enlarge = nn.Upsample(scale_factor=2, mode="bilinear")
         self.last = convolution(merged[-1], width // 2)
         self.score, self.edges = nn.Conv2d(width // 2, 1, 1), nn.Conv2d(width // 2, 4, 1)
+        self.angle = nn.Conv2d(width // 2, 1, 1) if with_angle else None
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return scores of text, and logits of distances to four edges: (samples, 5, h/4, w/4)."""
+        """Return scores of text, logits of distances to four edges, and those of angles, if it has
+        them: (samples, 5 or 6, h/4, w/4)."""
         units = self.stem(images)
         found = []
         for stage in self.stages:
@@ -151,4 +189,7 @@ class _Network(nn.Module):
         for merge, skip in zip(self.merges, found[2::-1], strict=True):
             units = merge(torch.cat([self.enlarge(units), skip], 1))
         units = self.last(units)
-        return torch.cat([self.score(units), self.edges(units)], 1)
+        maps = (
+            (self.score, self.edges) if self.angle is None else (self.score, self.edges, self.angle)
+        )
+        return torch.cat([layer(units) for layer in maps], 1)
