@@ -1,4 +1,4 @@
-"""What all built-in workloads can have: initial weights from a file."""
+"""Options of all built-in workloads: initial weights from a file."""
 
 from __future__ import annotations
 

@@ -87,7 +87,10 @@ class _Stage(nn.Sequential):
     """Blocks for maps of one size."""
 
     def forward(self, units: Tensor) -> Tensor:
-        return _channels_first(super().forward(_channels_last(units)))
+        units = _channels_last(units)
+        for block in self:
+            units = block(units)
+        return _channels_first(units)
 
 
 class _Norm(nn.LayerNorm):
@@ -176,7 +179,7 @@ class _Attention(nn.Module):
         shifts = [self.shift if side > _WINDOW else 0 for side in (height, width)]
         padded = padded.roll([-shift for shift in shifts], (1, 2))
         query, key, value = (
-            _windows(part).unflatten(-1, (self.heads, -1)).transpose(2, 3)
+            torch.unflatten(_windows(part), -1, (self.heads, -1)).transpose(2, 3)
             for part in self.qkv(padded).chunk(3, -1)
         )
         scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1) + self._bias()
@@ -189,19 +192,19 @@ class _Attention(nn.Module):
     def _bias(self) -> Tensor:
         """Return the scores of relative positions, shape (heads, positions, positions)."""
         found = self.relative_position_bias_table[self.relative_position_index]
-        return found.unflatten(0, (_WINDOW**2, -1)).permute(2, 0, 1)
+        return torch.unflatten(found, 0, (_WINDOW**2, -1)).permute(2, 0, 1)
 
 
 def _windows(units: Tensor) -> Tensor:
     """Return the windows of a map: shape (samples, windows, positions, channels)."""
-    tiles = units.unflatten(2, (-1, _WINDOW)).unflatten(1, (-1, _WINDOW)).transpose(2, 3)
-    return tiles.flatten(3, 4).flatten(1, 2)
+    rows = torch.unflatten(torch.unflatten(units, 2, (-1, _WINDOW)), 1, (-1, _WINDOW))
+    return rows.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 def _joined(windows: Tensor, height: int, width: int) -> Tensor:
     """Return the map of these windows: shape (samples, height, width, channels)."""
-    tiles = windows.unflatten(2, (_WINDOW, _WINDOW))
-    tiles = tiles.unflatten(1, (height // _WINDOW, width // _WINDOW))
+    tiles = torch.unflatten(windows, 2, (_WINDOW, _WINDOW))
+    tiles = torch.unflatten(tiles, 1, (height // _WINDOW, width // _WINDOW))
     return tiles.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
