@@ -121,6 +121,15 @@ def test_every_fault_is_reported_at_once():
         (GOOD + '[[workloads]]\nname = "tiny"\n', "each name once"),
         (GOOD + "[training]\nmax_steps = 4\nwarmup_steps = 4\n", "leaves nothing to measure"),
         (GOOD + "[training]\nevaluate_every_steps = 4\n", "needs samples to evaluate on"),
+        (
+            GOOD.replace("[[trials]]", 'data = "d"\nheld_out_data = "e"\n[[trials]]', 1)
+            + "[training]\nheld_out_samples = 4\n",
+            "expected held_out_data or held_out_samples, got both",
+        ),
+        (
+            GOOD.replace("[[trials]]", 'held_out_data = "e"\n[[trials]]', 1),
+            "held_out_data needs data to train on",
+        ),
         (GOOD + "[failures]\nmean_s = 5\n", "expected restarts >= 1, got restarts = 0"),
         (GOOD + "[telemetry]\ntls_key = 'k'\n", "tls_certificate and tls_key go together"),
         (GOOD + "[telemetry]\ntls_client_ca = 'c'\n", "needs tls_certificate and tls_key"),

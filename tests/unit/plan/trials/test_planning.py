@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from tests.support.specs import spec_text
 from tests.support.trials import tiny_trial
@@ -80,6 +82,10 @@ def test_evaluations_are_part_of_the_training_unless_rounds_of_tasks_train():
         target=Target(metric="accuracy", at_least=1),
     )  # fmt: skip
     assert (big.every_steps, big.every_epochs) == (None, 1)
+    own = SPEC.replace('name = "tiny"\n', 'name = "tiny"\ndata = "d"\nheld_out_data = "v"\n', 1)
+    by_name = {t.configuration: t.training for t in plan_trials(parse_spec(own, "test"), DATA, 4)}
+    tiny = by_name["tiny.local.none.sequential.n1r1t1.fp32"].evaluation
+    assert (tiny.held_out_samples, tiny.held_out_data) == (0, str(Path("v").absolute()))
     rounds = (
         '[[trials]]\nlauncher = "spark"\nlocal_strategy = "processes"\nranks_per_node = 2\n'
         'transport = "spark-rounds"\naveraging_period_steps = 2\n'

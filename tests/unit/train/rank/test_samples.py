@@ -7,8 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from paceline.base.errors import UsageError
+from paceline.base.errors import DataError, UsageError
 from paceline.collectives.node.memory import SoloNode
+from paceline.plan.trials.trial import Evaluation
 from paceline.train.data.dataset import order_of
 from paceline.train.data.register import register
 from paceline.train.rank.samples import open_samples
@@ -41,6 +42,10 @@ class Moved(Own):
 class Items(Own):
     def dataset(self):
         return [(np.full(5, i, np.float32), i) for i in range(9)]
+
+class ItemsOfBoth(Items):
+    def held_out_dataset(self, place):
+        return [(np.full(5, -i, np.float32), i) for i in range(int(place))]
 """
 ROWS = 10
 
@@ -138,3 +143,60 @@ def test_target_is_transformed_by_the_random_numbers_of_its_input(training_of, t
         assert other.inputs is None
         shifts.append(shift)
     assert len(np.unique(np.concatenate(shifts))) > 3
+
+
+def evaluation_on(place):
+    return Evaluation(
+        held_out_samples=0, held_out_data=str(place), split_seed=1, every_steps=1, every_epochs=None
+    )
+
+
+def write_set(folder, rows, width=3, label=1):
+    folder.mkdir()
+    lists = pa.array(np.full((rows, width), 7.0).tolist(), pa.list_(pa.float64()))
+    pq.write_table(pa.table({"x": lists, "y": pa.array([label] * rows)}), folder / "a.parquet")
+    register(folder)
+    return folder
+
+
+@pytest.mark.parametrize("reading", ["memory", "stream"])
+def test_data_to_evaluate_on_may_be_another_data_set(training_of, tmp_path, reading):
+    other = write_set(tmp_path / "other", 5)
+    trial = training_of("Flipped", reading=reading, evaluation=evaluation_on(other))
+    with open_samples(trial.training, tmp_path, SoloNode()) as samples:
+        trained = batches_of(trial, samples)
+        found = []
+        for rank in (0, 1):
+            with samples.held_out_feed(trial, rank, 2) as feed:
+                found += [(batch.sample_ids, batch.inputs) for batch in feed]
+    # all samples of both, those to evaluate on not transformed
+    assert sorted(np.concatenate([batch.sample_ids for batch in trained])) == list(range(ROWS))
+    assert sorted(np.concatenate([ids for ids, _ in found]).tolist()) == list(range(5))
+    assert {float(v) for _, inputs in found for v in inputs.ravel()} == {7.0}
+
+
+def test_task_with_samples_of_its_own_has_others_to_evaluate_on(training_of, tmp_path):
+    own = {"dataset": "", "items": 9}
+    trial = training_of("ItemsOfBoth", **own, evaluation=evaluation_on(3))
+    with (
+        open_samples(trial.training, tmp_path, SoloNode()) as samples,
+        samples.held_out_feed(trial, 0, 1) as feed,
+    ):
+        [batch] = feed
+    np.testing.assert_array_equal(batch.inputs[:, 0], [0, -1, -2])
+    trial = training_of("Items", **own, evaluation=evaluation_on(3))
+    with (
+        pytest.raises(UsageError, match=r"Items: expected held_out_dataset\(place\) for held"),
+        open_samples(trial.training, tmp_path, SoloNode()),
+    ):
+        pass
+
+
+def test_data_of_another_shape_to_evaluate_on_are_refused(training_of, tmp_path):
+    other = write_set(tmp_path / "other", 5, width=4)
+    trial = training_of("Own", evaluation=evaluation_on(other))
+    with (
+        pytest.raises(DataError, match=r"expected inputs as .* of shape \(3,\), got float32 .*4"),
+        open_samples(trial.training, tmp_path, SoloNode()),
+    ):
+        pass

@@ -99,6 +99,7 @@ class WorkloadRequest(_WorkloadOverrides):
     task: str | None = None  # class of your own: FILE.py:CLASS or MODULE:CLASS
     options: dict[str, JsonValue] | None = None  # of the task
     data: str | None = None  # path or URL of a data set
+    held_out_data: str | None = None  # of another one, to evaluate on
     cache: str | None = None  # folder that keeps files of a remote data set on each node
     samples: Annotated[int, Field(ge=8)] | None = None
     script: str | None = None

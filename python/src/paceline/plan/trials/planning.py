@@ -29,6 +29,7 @@ from paceline.plan.spec.values import (
     DEFAULT_EPOCHS,
     EVALUATION_KEYS,
     CheckpointSettings,
+    absolute_name,
     scaled_learning_rate,
 )
 from paceline.plan.spec.workloads import (
@@ -161,10 +162,12 @@ def _evaluation(experiment: Experiment, workload: WorkloadRequest) -> Evaluation
         return None
     given = {name: first_given(name, workload, experiment) for name in EVALUATION_KEYS}
     samples, every_steps = given["held_out_samples"], given["evaluate_every_steps"]
-    if samples is None:
+    data = workload.held_out_data
+    if samples is None and data is None:
         return None
     return Evaluation(
-        held_out_samples=samples,
+        held_out_samples=samples or 0,
+        held_out_data=None if data is None else absolute_name(data),
         split_seed=experiment.seed,
         every_steps=every_steps,
         every_epochs=None if every_steps is not None else given["evaluate_every_epochs"] or 1,

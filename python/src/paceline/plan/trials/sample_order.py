@@ -107,7 +107,8 @@ class SampleOrder:
     row_group_rows: number of samples in each row group; sample ids number them consecutively.
     epochs, max_steps: the training ends at the first of both limits; None: no limit.
     held_out_samples: samples that are kept for evaluation, drawn with split_seed.
-    part: the samples that this order has; those that are held out have one epoch in order of id.
+    part: the samples that this order has: those to train on, or without them the held-out ones
+    or the whole data set, which have one epoch in order of id.
     first_step: with which feeds begin, in a training that continues.
     Raises UsageError if a value is not allowed.
     """
@@ -120,7 +121,7 @@ class SampleOrder:
     window_row_groups: int = 8
     held_out_samples: int = 0
     split_seed: int = 0
-    part: Literal["training", "held_out"] = "training"
+    part: Literal["training", "held_out", "whole"] = "training"
     first_step: int = 0
 
     def __post_init__(self) -> None:
@@ -141,6 +142,10 @@ class SampleOrder:
         """Return the order of the samples that are held out, in batches of the same size."""
         return replace(self, part="held_out", epochs=1, max_steps=None, first_step=0)
 
+    def of_whole(self, row_group_rows: Sequence[int]) -> SampleOrder:
+        """Return the order of all samples of another data set, in batches of the same size."""
+        return SampleOrder(row_group_rows, self.seed, self.global_batch, epochs=1, part="whole")
+
     def since(self, step: int) -> SampleOrder:
         """Return the same order for a training that continues with `step`."""
         return replace(self, first_step=step)
@@ -149,6 +154,8 @@ class SampleOrder:
     def _is_used(self) -> NDArray[np.bool_]:
         """Mask of the samples of the data set that this order has."""
         total = int(self._first_ids[-1])
+        if self.part == "whole":
+            return np.ones(total, dtype=bool)
         is_held_out = np.zeros(total, dtype=bool)
         generator = np.random.Generator(np.random.PCG64([self.split_seed, _HELD_OUT_STREAM]))
         is_held_out[generator.choice(total, self.held_out_samples, replace=False)] = True
@@ -236,7 +243,7 @@ class SampleOrder:
 
     def _row_group_order(self, epoch: int) -> NDArray[np.int64]:
         groups = len(self.row_group_rows)
-        if self.part == "held_out":
+        if self.part != "training":
             return np.arange(groups)
         return self._generator(_ROW_GROUP_STREAM, epoch, 0).permutation(groups)
 

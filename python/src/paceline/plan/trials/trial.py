@@ -95,11 +95,12 @@ class Evaluation(_Value):
     They take place after every so many steps or epochs, and after the last step.
     """
 
-    held_out_samples: int
+    held_out_samples: int  # of the training's own data; 0 with held_out_data
     split_seed: int  # which samples these are
     every_steps: int | None
     every_epochs: int | None
     target: Target | None = None
+    held_out_data: str | None = None  # absolute path or URL of a data set of their own
 
     def is_due(self, step: int, steps_per_epoch: int, steps: int) -> bool:
         """Return whether there is one after `step` (counted from 0) of `steps`."""

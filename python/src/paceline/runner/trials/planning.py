@@ -107,7 +107,7 @@ def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
     for workload in with_dataset(experiment):
         if workload.data is not None:
             path = absolute_name(workload.data)
-            check_fields(_opened(path), workload)
+            _check_data(path, workload)
         else:
             progress.stage(f"data set for {workload.name}")
             made = ensure_dataset(
@@ -128,7 +128,14 @@ def check_dataset(planned: Planned, workload_name: str) -> None:
     """
     [workload] = [w for w in planned.experiment.workloads if w.name == workload_name]
     if workload.data is not None:
-        check_fields(_opened(planned.datasets[workload_name]), workload)
+        _check_data(planned.datasets[workload_name], workload)
+
+
+def _check_data(path: str, workload: WorkloadRequest) -> None:
+    """Raise as `check_dataset` if the data set to train or to evaluate on is unusable."""
+    given = [path] if workload.held_out_data is None else [path, workload.held_out_data]
+    for name in given:
+        check_fields(_opened(name), workload)
 
 
 def _opened(name: str) -> Dataset:

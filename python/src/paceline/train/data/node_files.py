@@ -45,10 +45,13 @@ def fetched(location: Location, file: DataFile, folder: Path) -> Path:
 
 
 @contextmanager
-def node_folder(location: Location, share: NodeShare, cache: str | None) -> Iterator[Path | None]:
+def node_folder(
+    location: Location, share: NodeShare, cache: str | None, key: str = "folder"
+) -> Iterator[Path | None]:
     """Yield the folder for the node's copies, shared by its ranks; None for a local data set.
 
-    cache: a folder to keep them in; None makes a temporary one, which local rank 0 removes.
+    cache: a folder to keep them in; None makes a temporary one, which local rank 0 removes. key:
+    under which ranks find it, another one for each data set.
     Raises EnvironmentLacks if the folder cannot be made, TimedOut if local rank 0 does not answer.
     """
     if location.is_local:
@@ -58,13 +61,13 @@ def node_folder(location: Location, share: NodeShare, cache: str | None) -> Iter
         yield made_folder(local_path(cache), "choose another folder with `cache`")
         return
     if share.local_rank != 0:
-        shared = Path(share.lookup("folder", _ANSWER_S))
+        shared = Path(share.lookup(key, _ANSWER_S))
         # A rank in another container may not see it; its copies are then its own.
         with nullcontext(shared) if shared.is_dir() else _temporary() as folder:
             yield folder
         return
     with _temporary() as folder:
-        share.publish("folder", str(folder))
+        share.publish(key, str(folder))
         yield folder
 
 

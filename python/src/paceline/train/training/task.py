@@ -108,6 +108,15 @@ class Task:
         """
         return None
 
+    def held_out_dataset(self, place: str) -> MapStyleDataset:
+        """Return the samples of the spec's `held_out_data`, with a task whose `dataset` has those
+        to train on. place: absolute path or URL.
+        """
+        raise UsageError(
+            f"{type(self).__name__}: expected held_out_dataset(place) for held_out_data = "
+            f'"{place}"; define it, or use held_out_samples'
+        )
+
     def pretrained(self) -> str | Path | None:
         """Return a file with initial weights by the model's names; None: those of `model`.
 

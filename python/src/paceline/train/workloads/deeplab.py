@@ -180,11 +180,15 @@ class DeepLab(BuiltInTask):
         size = self.settings.image_size
         options = self.options
         if options.folder is not None:
-            classes = class_of_value(options.classes, options.ignore_index, options.mask_values)
-            return ImagesWithMasks(options.folder, size, classes)
+            return self.held_out_dataset(options.folder)
         if options.classes < CLASSES:
             raise UsageError(f"classes: synthetic masks have {CLASSES}, got {options.classes}")
         return _Shapes(self.settings.samples, size, options.data_seed)
+
+    def held_out_dataset(self, place: str) -> MapStyleDataset:
+        options = self.options
+        classes = class_of_value(options.classes, options.ignore_index, options.mask_values)
+        return ImagesWithMasks(place, self.settings.image_size, classes)
 
     def model(self) -> nn.Module:
         return _Network(_encoder(self.options, self.settings.image_size), self)

@@ -87,8 +87,12 @@ class East(BuiltInTask):
     def dataset(self) -> MapStyleDataset:
         options, size = self.options, self.settings.image_size
         if options.folder is not None:
-            return ImagesWithText(options.folder, size, with_angle=options.angle)
+            return self.held_out_dataset(options.folder)
         return Boxes(self.settings.samples, size, options.data_seed, with_angle=options.angle)
+
+    def held_out_dataset(self, place: str) -> MapStyleDataset:
+        angle = self.options.angle
+        return ImagesWithText(place, self.settings.image_size, with_angle=angle)
 
     def model(self) -> nn.Module:
         if self.settings.image_size % _STRIDE:

@@ -226,11 +226,22 @@ def _evaluation_faults(workload: WorkloadRequest, experiment: Experiment) -> Ite
     if workload.script is not None:
         return
     given = {name: first_given(name, workload, experiment) for name in EVALUATION_KEYS}
-    if given["held_out_samples"] is None:
+    data = workload.held_out_data
+    if data is not None and given["held_out_samples"] is not None:
+        yield (
+            f"workload {workload.name}: expected held_out_data or held_out_samples, got both; "
+            "evaluations use one of them"
+        )
+    if data is not None and workload.data is None and reads_dataset(workload):
+        yield (
+            f"workload {workload.name}: held_out_data needs data to train on; add data, or use "
+            "held_out_samples"
+        )
+    if data is None and given["held_out_samples"] is None:
         for name in (name for name, value in given.items() if value is not None):
             yield (
                 f"workload {workload.name}: {name} needs samples to evaluate on; add "
-                "held_out_samples, or remove it"
+                "held_out_samples or held_out_data, or remove it"
             )
     elif given["evaluate_every_steps"] is not None and given["evaluate_every_epochs"] is not None:
         yield (
@@ -253,7 +264,7 @@ def _script_faults(workload: WorkloadRequest, experiment: Experiment, place: str
         yield (
             f'{place}.name: "{workload.name}" is a built-in workload; give the script another name'
         )
-    of_tasks = ("data", "samples", "task", "options")
+    of_tasks = ("data", "held_out_data", "samples", "task", "options")
     yield from _decided_by_script(workload, (*_OF_BUILT_IN_TRAININGS, *of_tasks), place)
     if all(each.script is not None for each in experiment.workloads):
         yield from _decided_by_script(experiment.training, _OF_BUILT_IN_TRAININGS, "training")
