@@ -60,7 +60,7 @@ def print_search_plan(plan: SearchPlan) -> None:
     print_text(
         f"search on this node, {context.cores} cores: each candidate is measured for "
         f"{settings.steps} steps after {settings.warmup_steps} of warm-up;\n"
-        f"each round keeps the fastest 1 of {settings.reduction_factor} and measures them again, "
+        "each round keeps the fastest 1 of 2 and measures them again, "
         f"up to {settings.repeats} times in all"
     )
     for space in plan.spaces:

@@ -18,10 +18,10 @@ def _repeats_are_named(monkeypatch):
     monkeypatch.setattr("paceline.runner.tune.search.repeated", repeated)
 
 
-def run(speeds, *, keep=2, repeats=4, names=None):
+def run(speeds, *, repeats=4, names=None):
     """The rungs: what was alive at each, by the measurements wanted."""
     trials = [SimpleNamespace(configuration=name) for name in names or speeds]
-    settings = TuneSettings(repeats=repeats, reduction_factor=keep)
+    settings = TuneSettings(repeats=repeats)
     bracket = Bracket(SearchTarget(workload="tiny", name="x"), trials, settings)
     measured, rungs = Measurements(), {}
     while not bracket.finished:
@@ -38,11 +38,9 @@ def run(speeds, *, keep=2, repeats=4, names=None):
     return None if bracket.best is None else bracket.best.configuration, rungs
 
 
-@pytest.mark.parametrize(
-    ("repeats", "keep", "rungs"), [(4, 2, [1, 2, 4]), (9, 3, [1, 3, 9]), (1, 2, [1])]
-)
-def test_measurements_grow_until_the_most_that_is_wanted(repeats, keep, rungs):
-    assert list(run({"default": 1.0, "a": 2.0}, repeats=repeats, keep=keep)[1]) == rungs
+@pytest.mark.parametrize(("repeats", "rungs"), [(4, [1, 2, 4]), (9, [1, 2, 4, 8]), (1, [1])])
+def test_measurements_grow_until_the_most_that_is_wanted(repeats, rungs):
+    assert list(run({"default": 1.0, "a": 2.0}, repeats=repeats)[1]) == rungs
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -164,9 +164,8 @@ class TuneSettings(SpecTable):
     (`paceline tune local`), and for the fastest communication (`paceline tune comm`).
 
     A candidate is measured in short trials of `steps` after `warmup_steps`, each in fresh
-    processes. About one in `reduction_factor` is kept and measured that many times as often, up to
-    `repeats` times (successive halving). Lists of values for `tune comm` replace its own lists;
-    [] leaves that out.
+    processes. About half of them are kept and measured twice as often, up to `repeats` times
+    (successive halving). Lists of values for `tune comm` replace its own lists; [] leaves that out.
     """
 
     strategies: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = (
@@ -175,7 +174,6 @@ class TuneSettings(SpecTable):
     steps: PositiveInt = 8
     warmup_steps: Annotated[int, Field(ge=1)] = 2
     repeats: Annotated[int, Field(ge=1, le=64)] = 4
-    reduction_factor: Annotated[int, Field(ge=2)] = 2
     max_candidates: PositiveInt = 24  # of a strategy on a workload, or of a round of `tune comm`
     timeout_s: PositiveFloat | None = None  # no short trial starts later than that
     oversubscribe: bool = False

@@ -160,7 +160,6 @@ class Bracket:
         self.finished = False
         self.best: Trial | None = None  # the fastest of the last rung; None if all failed
         self._alive = list(self.candidates)
-        self._keep = settings.reduction_factor
         # without a choice, the final measures it as often as needed
         self._most_repeats = 1 if len(self.candidates) == 1 else settings.repeats
         self._repeats = range(1)  # of this rung
@@ -182,10 +181,10 @@ class Bracket:
         speeds = self._speeds(measured, range(count))
         ranked = sorted(speeds, key=speeds.__getitem__, reverse=True)
         self.best = self.candidates[ranked[0]] if ranked else None
-        self.finished = not ranked or count * self._keep > self._most_repeats
-        going_on = {next(iter(self.candidates)), *ranked[: math.ceil(len(ranked) / self._keep)]}
+        self.finished = not ranked or 2 * count > self._most_repeats
+        going_on = {next(iter(self.candidates)), *ranked[: math.ceil(len(ranked) / 2)]}
         self._alive = [name for name in speeds if name in going_on]
-        self._repeats = range(count, count * self._keep)
+        self._repeats = range(count, 2 * count)
 
     def _speeds(self, measured: Measurements, repeats: range) -> dict[str, float]:
         """Return the speeds of the candidates of this rung that work."""

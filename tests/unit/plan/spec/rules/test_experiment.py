@@ -23,7 +23,6 @@ def fault_of(text):
     [
         "steps = 0",
         "warmup_steps = 0",
-        "reduction_factor = 1",
         "repeats = 0",
         "timeout_s = 0",
         "strategies = []",
