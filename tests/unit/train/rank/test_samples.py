@@ -183,6 +183,7 @@ def test_task_with_samples_of_its_own_has_others_to_evaluate_on(training_of, tmp
         samples.held_out_feed(trial, 0, 1) as feed,
     ):
         [batch] = feed
+    assert batch.inputs is not None
     np.testing.assert_array_equal(batch.inputs[:, 0], [0, -1, -2])
     trial = training_of("Items", **own, evaluation=evaluation_on(3))
     with (

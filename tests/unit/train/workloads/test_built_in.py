@@ -355,16 +355,17 @@ def test_values_of_masks_become_the_classes_that_the_options_state(folder):
     values = np.zeros((20, 40), np.uint8)
     values[:, 20:], values[:, 25:] = 255, 7
     Image.fromarray(values).save(folder / "masks" / "b.png")
-    common = {"folder": str(folder), "classes": 2}
-    mapped = {**common, "mask_values": {"0": 0, "7": 1, "255": 1}}
-    task = make_task("deeplab", image_size=32, options=mapped)
-    assert np.unique(task.dataset()[1][1]).tolist() == [0, 1]
-    ignoring = {**common, "mask_values": {"0": 0, "7": 1}, "ignore_index": 255}
-    task = make_task("deeplab", image_size=32, options=ignoring)
-    assert np.unique(task.dataset()[1][1]).tolist() == [0, 1, 255]
-    task = make_task("deeplab", image_size=32, options={**common, "mask_values": {"0": 0, "7": 1}})
+
+    def classes_of(**options):
+        options = {"folder": str(folder), "classes": 2, **options}
+        items = make_task("deeplab", image_size=32, options=options).dataset()
+        assert items is not None
+        return np.unique(items[1][1]).tolist()
+
+    assert classes_of(mask_values={"0": 0, "7": 1, "255": 1}) == [0, 1]
+    assert classes_of(mask_values={"0": 0, "7": 1}, ignore_index=255) == [0, 1, 255]
     with pytest.raises(DataError, match=r"b\.png: expected values 0, 7, got 255; set classes, ign"):
-        task.dataset()[1]
+        classes_of(mask_values={"0": 0, "7": 1})
 
 
 @pytest.mark.parametrize(

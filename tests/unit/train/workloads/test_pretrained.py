@@ -87,12 +87,13 @@ def test_new_parameters_keep_the_weights_of_the_model(weights, tmp_path):
 
 @pytest.mark.parametrize("name", [w.name for w in WORKLOADS.all() if w.name not in LARGE])
 def test_built_in_workloads_take_weights_from_a_file(name, tmp_path):
-    kind = {"options": SMALL.get(name, {}), "classes": 2, "image_size": 64}
-    state = build_model(make_task(name, seed=2, **kind)).state_dict()
+    kind = {"classes": 2, "image_size": 64}
+    options = SMALL.get(name, {})
+    state = build_model(make_task(name, seed=2, options=options, **kind)).state_dict()
     tied = {t.data_ptr(): key for key, t in state.items()}
     save_file({key: state[key] for key in tied.values()}, tmp_path / "w.safetensors")
-    options = {**kind.pop("options"), "weights": str(tmp_path / "w.safetensors")}
-    model = build_model(make_task(name, options=options, **kind))
+    with_weights = {**options, "weights": str(tmp_path / "w.safetensors")}
+    model = build_model(make_task(name, options=with_weights, **kind))
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[key]), key
 
@@ -100,7 +101,7 @@ def test_built_in_workloads_take_weights_from_a_file(name, tmp_path):
 def test_patterns_allow_weights_of_an_encoder_alone(tmp_path):
     trunk = build_model(make_task("resnet101", classes=9, options=SMALL["resnet101"])).state_dict()
     save_file(trunk, tmp_path / "w.safetensors")
-    options = {**SMALL["deeplab"], "weights": str(tmp_path / "w.safetensors")}
+    options: dict[str, object] = {**SMALL["deeplab"], "weights": str(tmp_path / "w.safetensors")}
     with pytest.raises(UsageError, match=r"missing in the file: pyramid.*only in the file: fc\."):
         build_model(make_task("deeplab", image_size=64, options=options))
     options["new_parameters"] = ["pyramid.*", "reduce.*", "decoder.*", "fc.*"]

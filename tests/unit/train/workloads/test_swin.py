@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,13 @@ from paceline.train.training.dropout import set_sample_keys, use_sample_dropout
 from paceline.train.workloads.swin import map_sides, swin_layers
 
 WINDOW, SHIFT = 7, 3
+
+
+def features_of(stochastic_depth: float = 0.0) -> nn.Sequential:
+    """The layers of a small network: eight channels, two blocks in each stage."""
+    features = swin_layers(8, 2, stochastic_depth)["features"]
+    assert isinstance(features, nn.Sequential)
+    return features
 
 
 # torchvision's numbers without the classifier
@@ -48,7 +57,7 @@ def test_names_are_those_of_torchvision():
 def test_positions_attend_to_those_of_their_own_window(block, rows, columns):
     """Each position attends to all positions with the same number of a displaced window."""
     torch.manual_seed(1)
-    attention = swin_layers(8, 2, 0.0)["features"][3][block].attn
+    attention: Any = features_of().get_submodule(f"3.{block}.attn")
     for parameter in attention.parameters():
         nn.init.normal_(parameter, std=0.3)
     units = torch.randn(2, rows, columns, 16)
@@ -76,7 +85,7 @@ def test_positions_attend_to_those_of_their_own_window(block, rows, columns):
 @pytest.mark.parametrize("side", [32, 64, 75, 256])
 def test_maps_have_the_stated_sides(side):
     with torch.device("meta"):
-        features = swin_layers(8, 2, 0.0)["features"]
+        features = features_of()
         units = features[:2](torch.zeros(1, 3, side, side))
         last = features[2:](units)
     assert (units.shape[-1], last.shape[-1]) == map_sides(side)
@@ -84,7 +93,7 @@ def test_maps_have_the_stated_sides(side):
 
 
 def test_branches_are_left_out_by_sample():
-    block = nn.Sequential(*swin_layers(8, 2, 0.5)["features"][7])
+    block = nn.Sequential(*features_of(0.5)[7].children())
     use_sample_dropout(block, enabled=True)
     units = torch.randn(32, 2, 2, 64)
     set_sample_keys(block, 1, 0, range(32))
