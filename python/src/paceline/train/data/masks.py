@@ -79,15 +79,25 @@ class ImagesWithMasks:
             raise DataError(f"{image} or its mask: {error}") from None
         if (shape.width, shape.height) != (info.width, info.height):
             raise DataError(f"{mask}: expected the size of its image, {info.width}x{info.height}")
-        classes = self._classes[values]
-        if classes.min() == _NO_CLASS:
-            allowed = np.flatnonzero(self._classes != _NO_CLASS)
-            raise DataError(
-                f"{mask}: expected values {_ranges(allowed)}, got "
-                f"{values[classes == _NO_CLASS].max()}; set classes, ignore_index or mask_values "
-                "in the options of the task"
-            )
-        return pixels, classes.astype(np.uint8)
+        return pixels, classes_of_values(values, self._classes, str(mask))
+
+
+def classes_of_values(
+    values: NDArray[np.uint8], table: NDArray[np.int16], mask: str
+) -> NDArray[np.uint8]:
+    """Return the classes of a mask's pixels, from `class_of_value`. mask: its name.
+
+    Raises DataError for a value without a class.
+    """
+    classes = table[values]
+    if classes.min() == _NO_CLASS:
+        allowed = np.flatnonzero(table != _NO_CLASS)
+        raise DataError(
+            f"{mask}: expected values {_ranges(allowed)}, got "
+            f"{values[classes == _NO_CLASS].max()}; set classes, ignore_index or mask_values in "
+            "the options of the task"
+        )
+    return classes.astype(np.uint8)
 
 
 def _ranges(values: NDArray[np.int64]) -> str:

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy, one_hot, relu
 from paceline.base.errors import UsageError
 from paceline.plan.trials.sample_order import SampleRandom
 from paceline.train.data.masks import ImagesWithMasks, Pair, class_of_value
+from paceline.train.data.volumes import SlicesWithMasks, volumes_in
 from paceline.train.training.task import NamedParameters, Sums
 from paceline.train.workloads.built_in import BuiltInOptions, BuiltInTask
 from paceline.train.workloads.resnet import EXPANSION, convolution, residual_layers, shortcut
@@ -188,7 +189,8 @@ class DeepLab(BuiltInTask):
     def held_out_dataset(self, place: str) -> MapStyleDataset:
         options = self.options
         classes = class_of_value(options.classes, options.ignore_index, options.mask_values)
-        return ImagesWithMasks(place, self.settings.image_size, classes)
+        kind = SlicesWithMasks if volumes_in(place) else ImagesWithMasks
+        return kind(place, self.settings.image_size, classes)
 
     def model(self) -> nn.Module:
         return _Network(_encoder(self.options, self.settings.image_size), self)
