@@ -89,5 +89,7 @@ def test_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.nii").touch()
-    with pytest.raises(EnvironmentLacks, match=r"pip install 'paceline\[nifti\]'"):
+    with pytest.raises(
+        EnvironmentLacks, match="expected the package nibabel, not installed; `pip install"
+    ):
         SlicesWithMasks(tmp_path, 32, class_of_value(3))

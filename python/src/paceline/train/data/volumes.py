@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.errors import DataError, EnvironmentLacks
+from paceline.base.host.programs import how_to_install
 from paceline.train.data.images import MAX_BYTES, scaled_size
 from paceline.train.data.masks import Pair, classes_of_values
 
@@ -107,7 +108,8 @@ def _opened(file: Path) -> Any:
         import nibabel  # noqa: PLC0415  (an extra)
     except ModuleNotFoundError as error:
         raise EnvironmentLacks(
-            f"{file}: NIfTI volumes need nibabel; `pip install 'paceline[nifti]'` brings it"
+            f"{file}: expected the package nibabel, not installed; `{how_to_install('nifti')}` "
+            "brings it"
         ) from error
     try:
         return nibabel.Nifti1Image.from_filename(file)
