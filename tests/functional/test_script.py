@@ -13,6 +13,7 @@ from tests.support.specs import spec_text
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
 DDP = Path(__file__).parents[2] / "examples/scripts/ddp.py"
+STATEMENTS = Path(__file__).parent / "programs/statements.py"
 STEPS = 8
 PHASES = ("data_wait", "forward", "backward", "comm", "pass_comm", "optimizer", "other")
 
@@ -62,6 +63,27 @@ def run(tmp_path_factory, cache):
     assert compared.returncode == 0, finished.stderr
     rows = {(r["workload"], r["launcher"]): r for r in json.loads(compared.stdout)["rows"]}
     return finished, rows, folder
+
+
+def test_rows_have_the_statement_of_verify_as_their_mark(cache, forks, tmp_path):
+    paceline = cli_in(cache, tmp_path, forks)
+    words = ("--launcher", "local", "--local-strategy", "processes", "--ranks", "2")
+    words += ("--repeats", "1", "--warmup-steps", "1", "--set", "measure_again=false")
+    words += ("--set", "telemetry.enabled=false")
+    ways = ("mean", "own-rows", "sum")
+    vary = f"--vary=--way={','.join(ways)}"
+    ran = paceline.main("run", "-q", *words, vary, "--out", "run", STATEMENTS)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(paceline.main("compare", "run", "--json").stdout)["rows"]
+    rows = {row["configuration"].rpartition("way-")[2]: row for row in found if row["ranks"] == 2}
+    marks = {way: (row["statement"], row["equivalent"]) for way, row in rows.items()}
+    assert marks == {"mean": (1, True), "own-rows": (2, True), "sum": (5, False)}
+    assert [rows[way]["equivalence_grade"] for way in ways] == ["whole", "start", None]
+    assert rows["own-rows"]["other_rows"] == "its steps have 16 samples, those of the ranked ones 8"
+    shown = " ".join(ran.stdout.split())
+    rows_of_ranks = "2 \N{MULTIPLICATION SIGN} 8 rows"
+    assert f"a right data-parallel step, in the first 4 steps ({rows_of_ranks})." in shown
+    assert "first_steps: wrong; step 1: gradients are summed over 2 ranks" in shown
 
 
 def outcome(run, trial):

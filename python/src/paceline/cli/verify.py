@@ -10,9 +10,7 @@ from pathlib import Path
 
 import click
 
-from paceline.analysis.equivalence.own_checks import RankFinding
 from paceline.analysis.equivalence.ranks import Statement
-from paceline.analysis.equivalence.sample_log import some
 from paceline.analysis.equivalence.shown import ACCEPTABLE, Shown
 from paceline.base.errors import ExitCode
 from paceline.base.host.messages import say
@@ -43,16 +41,11 @@ from paceline.runner.trials.verify_script import (
     VerifiedScript,
     verify_script,
 )
+from paceline.show.report.columns import MARK_STYLES
 from paceline.show.report.section import Cell, Column, Section, Table, terminal_view
+from paceline.show.report.wording import STATEMENT_MARKS
 
 _STEPS = 4
-_STATEMENTS = {
-    Statement.EQUAL: ("✓", "yes", "equal to one process on the same samples"),
-    Statement.DATA_PARALLEL: ("✓", "yes", "a right data-parallel step"),
-    Statement.MEAN: ("(✓)", "unknown", "ranks agree, and use the mean of their own gradients"),
-    Statement.NOT_SHOWN: ("?", "unknown", "not shown"),
-    Statement.WRONG: ("✗", "no", "wrong"),
-}
 # Options that may make a script comparable with its reference, by the difference that hinders it.
 _ADVICE: dict[str, tuple[str, ...]] = {
     "start": ("--seed 1", "--same-start"),
@@ -341,36 +334,13 @@ _COLUMNS: tuple[Column[VerifiedLayout], ...] = (
     Column("", lambda layout: _mark(layout.shown), "name"),
     Column("layout", _words, "text"),
     Column("first\nfault", lambda layout: _step(layout.shown.step), "name"),
-    Column("what is shown", lambda layout: _shown(layout.shown), "text"),
+    Column("what is shown", lambda layout: "\n- ".join(layout.shown.sentences), "text"),
 )
 
 
 def _mark(shown: Shown) -> Cell:
-    text, style, _ = _STATEMENTS[shown.statement]
-    return Cell(text, style=style)
-
-
-def _shown(shown: Shown) -> str:
-    """Return the statement and the findings, a line for each of them."""
-    _, _, words = _STATEMENTS[shown.statement]
-    if shown.options:
-        words += f", with {shown.options}"
-    if shown.statement <= Statement.MEAN:
-        words += f", in the first {shown.steps} steps"
-    if shown.last and shown.statement == Statement.EQUAL:
-        words += f"; ranks agree in the last {shown.last}"
-    elif shown.last and shown.statement <= Statement.MEAN:
-        words += f" and the last {shown.last}"
-    if shown.statement == Statement.DATA_PARALLEL and any(shown.rows):
-        equal = len(set(shown.rows)) == 1
-        rows = f"{len(shown.rows)} \u00d7 {shown.rows[0]}" if equal else some(shown.rows)
-        words += f" ({rows} rows)"
-    return "\n".join([words, *(_finding(each) for each in shown.findings)])
-
-
-def _finding(finding: RankFinding) -> str:
-    step = "" if finding.step is None else f"step {finding.step + 1}: "
-    return f"- {step}{finding.reason}"
+    text = STATEMENT_MARKS[shown.statement]
+    return Cell(text, style=MARK_STYLES[text])
 
 
 def _section(verified: VerifiedScript) -> Section:

@@ -150,7 +150,8 @@ def _add_workload(found: RunSpeeds, workload: str, finished: Sequence[TrialRecor
             found.baselines[workload] = baseline_training(record, steps)
     for name, each in checks.items():
         verdicts = [None if check is None else check.equivalent for check in each]
-        found.equivalent[name] = combined_equivalence(verdicts, is_repeatable)
+        is_verified = any(check is not None and check.shown is not None for check in each)
+        found.equivalent[name] = combined_equivalence(verdicts, is_repeatable or is_verified)
         if found.equivalent[name] is False:
             faults = (fault for check in each if check is not None for fault in check.faults)
             found.differences[name] = next(faults)

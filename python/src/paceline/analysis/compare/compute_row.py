@@ -23,6 +23,7 @@ from paceline.analysis.compare.row import (
 )
 from paceline.analysis.equivalence.check import Equivalence, Grade
 from paceline.analysis.equivalence.record_checks import unexplained_evaluations
+from paceline.analysis.equivalence.shown import Shown
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial.evaluation import Evaluations
@@ -53,6 +54,7 @@ class Measured:
     steps: RunRates  # steps per second
     baseline: Trial | None  # a trial of the configuration that speedups are relative to
     to_target: Ranking | None = None
+    counts_samples: bool = True  # False: speeds are steps per second, too
     no_baseline: str | None = None  # why no baseline has finished
     # False for a script whose baseline ends with different weights each time
     baseline_repeats_itself: bool = True
@@ -143,7 +145,7 @@ def _placement(trial: Trial) -> RowPlacement:
 
 def _speed(configuration: str, trials: Sequence[TrialAnalysis], measured: Measured) -> RowSpeed:
     trial, base = trials[0].record.trial, measured.baseline
-    samples_known = all(t.steps.samples_known for t in trials)
+    samples_known = measured.counts_samples
     steps_per_s = measured.steps.rate(configuration)
     efficiency, speedup = None, speedup_of(configuration, base, measured.speeds)
     if speedup is not None and base is not None and _same_arithmetic(trial, base):
@@ -212,6 +214,7 @@ def _result(trials: Sequence[TrialAnalysis]) -> RowResult:
 def _equivalence(trials: Sequence[TrialAnalysis], measured: Measured) -> RowEquivalence:
     trial, result = trials[0].record.trial, _first_result(trials)
     weight_diffs = [e.max_abs_weight_diff for e in _equivalences(trials)]
+    shown = weakest_shown(trials)
     return RowEquivalence(
         equivalent=is_equivalent(trials, measured.baseline_repeats_itself),
         equivalence_grade=grade_of(trials),
@@ -221,9 +224,20 @@ def _equivalence(trials: Sequence[TrialAnalysis], measured: Measured) -> RowEqui
         ),
         is_lossy=why_not_equivalent(trial) is not None,
         is_script=trial.training.script is not None,
+        statement=None if shown is None else shown.statement,
+        shown=None if shown is None else "; ".join(shown.sentences),
         max_abs_weight_diff=max((d for d in weight_diffs if d is not None), default=None),
         weights_sha256=None if result is None else result.weights_sha256,
     )
+
+
+def weakest_shown(trials: Iterable[TrialAnalysis]) -> Shown | None:
+    """Return what is shown of all repeats of a script; None if a repeat was not verified."""
+    found = [None if t.equivalence is None else t.equivalence.shown for t in trials]
+    known = [each for each in found if each is not None]
+    if not known or len(known) < len(found):
+        return None
+    return max(known, key=lambda each: each.statement)
 
 
 def _first_result(trials: Sequence[TrialAnalysis]) -> TrainingResult | None:
@@ -273,7 +287,11 @@ def _equivalences(trials: Sequence[TrialAnalysis]) -> list[Equivalence]:
 def is_equivalent(
     trials: Sequence[TrialAnalysis], baseline_repeats_itself: bool = True
 ) -> bool | None:
-    """Combine all repeats: one that is not equivalent decides."""
+    """Combine all repeats: one that is not equivalent decides.
+
+    What the ranks of a script show against each other needs no baseline that repeats itself.
+    """
+    baseline_repeats_itself |= weakest_shown(trials) is not None
     found = [None if t.equivalence is None else t.equivalence.equivalent for t in trials]
     return combined_equivalence(found, baseline_repeats_itself)
 
@@ -320,7 +338,7 @@ def evaluations_by_seed(trials: Iterable[TrialAnalysis]) -> dict[int, Evaluation
 def _equivalence_reason(trials: Sequence[TrialAnalysis], measured: Measured) -> str | None:
     """Explain why the row is not equivalent, or why this was not decided; None if it is."""
     failed = list(_failed_checks(trials))
-    if failed and not measured.baseline_repeats_itself:
+    if failed and not measured.baseline_repeats_itself and weakest_shown(trials) is None:
         return (
             "not checked: repeats of the baseline end with different weights; fix every seed in "
             f"the script ({failed[0]})"
@@ -355,9 +373,9 @@ def _notes(
     reason = why_not_equivalent(first)
     if reason is not None:
         yield f"not equivalent (lossy): {reason}"
-    if not all(t.steps.samples_known for t in trials):
+    if not measured.counts_samples:
         yield (
-            "the script does not state its samples: speeds are compared in steps per second, which "
+            "the samples of a step are not known: speeds are compared in steps per second, which "
             "is fair only if every configuration has the same global batch"
         )
     if (measured.speeds.two_speeds(configuration) or 0.0) > 0.5:

@@ -15,7 +15,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from paceline.analysis.compare.row import RowGoal
+from paceline.analysis.compare.row import Row, RowGoal
+from paceline.analysis.equivalence.ranks import Statement
 from paceline.analysis.statistics.fastest import TIE_MARGIN, Fastest
 from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
@@ -23,6 +24,8 @@ from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.measure.records.documents import Stopping
 from paceline.plan.spec.values import Target
 from paceline.plan.trials.trial import Trial
+
+_ROWS_OF_RANKS = (Statement.DATA_PARALLEL, Statement.MEAN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +67,15 @@ def rankings(
 ) -> tuple[Ranking, Ranking | None]:
     """Rank by samples per second, and by the time to the target; None without a target.
 
+    Where samples are doubtful, it is by steps per second.
     stopping: of `repeats = "auto"`, whose last look is repeated.
     """
     level, margin = 1 - CONFIDENCE, TIE_MARGIN
     if stopping is not None and stopping.level is not None:
         level, margin = stopping.level, stopping.tie_margin
-    by_speed = Ranking(
-        rates=rates_of(trials, lambda trial: trial.samples_per_s), level=level, margin=margin
-    )
+    counts = counts_samples(trials)
+    rates = rates_of(trials, lambda each: each.samples_per_s if counts else each.steps_per_s)
+    by_speed = Ranking(rates=rates, level=level, margin=margin)
     targets = (t.record.trial.training.target for found in trials.values() for t in found)
     target = next(targets, None)
     if target is None:
@@ -86,6 +90,55 @@ def rankings(
     return by_speed, Ranking(
         rates=times, level=level, margin=margin, target=target, reached=reached
     )
+
+
+def counts_samples(trials: Mapping[str, Sequence[TrialAnalysis]]) -> bool:
+    """Return whether the samples of all steps are known, and agree where they must.
+
+    A script that trains what one process trains has as many samples in a step as that.
+    """
+    every = [trial for found in trials.values() for trial in found]
+    if not all(trial.steps.samples_known for trial in every):
+        return False
+    equal = {
+        int(trial.steps.samples[0])
+        for trial in every
+        if len(trial.steps.samples)
+        and trial.equivalence is not None
+        and trial.equivalence.shown is not None
+        and trial.equivalence.shown.statement == Statement.EQUAL
+    }
+    return len(equal) <= 1
+
+
+def with_equal_steps(rows: Sequence[Row], *, counts: bool) -> list[Row]:
+    """Return the rows; where scripts have a batch for each rank, only one group is ranked.
+
+    It is the largest one with equal samples in a step. counts: samples are known; otherwise ranks
+    decide, except where a script trains what one process trains, or nobody knows.
+    """
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        if row.equivalence.is_script and row.has_comparable_speed:
+            groups.setdefault(_size_of_step(row, counts=counts), []).append(row)
+    chosen = max(groups, key=lambda size: (len(groups[size]), size), default=0)
+    what = "{} samples" if counts else "the rows of {} ranks"
+    apart = {
+        row.configuration: f"its steps have {what.format(size)}, those of the ranked ones {chosen}"
+        for size, own in groups.items()
+        for row in own
+        if size != chosen
+    }
+    return [
+        replace(row, equivalence=replace(row.equivalence, other_rows=apart.get(row.configuration)))
+        for row in rows
+    ]
+
+
+def _size_of_step(row: Row, *, counts: bool) -> int:
+    if counts:
+        return row.training.global_batch or 0
+    return row.placement.ranks if row.equivalence.statement in _ROWS_OF_RANKS else 1
 
 
 def rates_of(

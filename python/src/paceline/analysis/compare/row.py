@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from paceline.analysis.equivalence.check import Grade
+from paceline.analysis.equivalence.ranks import Statement
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.phases import PipelineTimes
 from paceline.analysis.trial.reading import DOT
@@ -210,6 +211,9 @@ class RowEquivalence:
     unexplained_evaluations: tuple[str, ...] = ()  # that differ by more than seeds explain
     is_lossy: bool = False  # on purpose: it may end differently from the baseline
     is_script: bool = False  # of the user; compared by its speed where it could not be checked
+    statement: Statement | None = None  # of a script, as of `paceline verify`
+    shown: str | None = None  # the statement and its findings
+    other_rows: str | None = None  # why a script is not ranked: its steps have other rows
     max_abs_weight_diff: float | None = None
     weights_sha256: str | None = None
 
@@ -251,10 +255,10 @@ class Row:
         """Tell whether its speed may be compared.
 
         Only equivalent trainings are, and scripts that could not be checked; their row says so.
+        Scripts with a batch for each rank compare with those that have as many rows in a step.
         """
-        return (
-            self.equivalence.equivalent is True or self.is_unchecked_script
-        ) and self.speed.step_s is not None
+        is_fair = self.equivalence.equivalent is True or self.is_unchecked_script
+        return is_fair and self.equivalence.other_rows is None and self.speed.step_s is not None
 
     @property
     def ranked(self) -> bool:

@@ -24,7 +24,13 @@ from paceline.analysis.compare.compute_row import (
     repeats_itself,
 )
 from paceline.analysis.compare.local_global import LocalGlobal, relate
-from paceline.analysis.compare.ranking import Ranking, rankings, rates_of
+from paceline.analysis.compare.ranking import (
+    Ranking,
+    counts_samples,
+    rankings,
+    rates_of,
+    with_equal_steps,
+)
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.verdict import Verdict, make_verdict
 from paceline.analysis.equivalence.check import equivalence_baseline, plainness
@@ -329,6 +335,7 @@ class _Workload:
             steps=rates_of(self.trials, lambda trial: trial.steps_per_s),
             baseline=None if self.baseline is None else self.trials[self.baseline][0].record.trial,
             to_target=by_target,
+            counts_samples=counts_samples(self.trials),
             no_baseline=no_baseline,
             baseline_repeats_itself=repeats_itself(
                 t.record for t in self.trials.get(self.sequential or "", ())
@@ -336,6 +343,7 @@ class _Workload:
             baseline_evaluations=evaluations_by_seed(self.trials.get(self.sequential or "", ())),
         )
         rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
+        rows = with_equal_steps(rows, counts=measured.counts_samples)
         self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]
         ranked = [row.configuration for row in self.rows if row.ranked]
         ranking = by_target or by_speed

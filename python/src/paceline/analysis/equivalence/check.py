@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass
 from paceline.analysis.equivalence.checks import (
     Check,
     began_differently,
+    checks_of_statement,
     initial_weights_check,
     loss_check,
     not_judged,
@@ -34,6 +35,7 @@ from paceline.analysis.equivalence.record_checks import (
     replicas_check,
     update_check,
 )
+from paceline.analysis.equivalence.shown import Shown
 from paceline.analysis.equivalence.tensor_checks import (
     FINAL_WEIGHTS,
     REPLAY,
@@ -68,6 +70,7 @@ class Equivalence:
     max_abs_weight_diff: float | None
     # why it may end differently from the baseline; then only the other checks count
     lossy: str | None = None
+    shown: Shown | None = None  # of a script; of its whole training, too
     schema: int = SCHEMA
 
     @computed_field  # type: ignore[prop-decorator]
@@ -103,12 +106,16 @@ class Equivalence:
 
 
 def check_equivalence(
-    trial_files: TrialFiles, baseline_files: TrialFiles, order: SampleOrder | None = None
+    trial_files: TrialFiles,
+    baseline_files: TrialFiles,
+    order: SampleOrder | None = None,
+    shown: Shown | None = None,
 ) -> Equivalence:
     """Compare a finished trial with its baseline.
 
     order: the planned samples, where the caller knows them; the sample log is then
-    checked against them as well as against the baseline's.
+    checked against them as well as against the baseline's. shown: of the first steps of a script,
+    as `paceline verify` finds it; it decides.
     Raises DataError if a file of either is damaged.
     """
     trial, baseline = load_trial(trial_files), load_trial(baseline_files)
@@ -153,11 +160,10 @@ def check_equivalence(
         both = (steps, their_steps)
         if began_differently(trial):
             replicas = not_judged(replicas, "its ranks began with different weights")
-        checks = (
-            training_check(trial, baseline),
-            *script_checks(trial, baseline, both, (loss, gradient, weights)),
-            replicas,
-        )
+        whole = (*script_checks(trial, baseline, both, (loss, gradient, weights)), replicas)
+        if shown is not None:
+            shown, whole = checks_of_statement(shown, whole)
+        checks = (training_check(trial, baseline), *whole)
     updates = read_updates(trial)
     if updates is not None:
         checks += (update_check(updates, trial.trial.option("staleness_bound_steps")),)
@@ -168,6 +174,7 @@ def check_equivalence(
         checks=checks,
         max_abs_weight_diff=largest,
         lossy=reason,
+        shown=shown,
     )
 
 

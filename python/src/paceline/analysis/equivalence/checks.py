@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from paceline.analysis.equivalence import sample_log as sample_logs
+from paceline.analysis.equivalence.own_checks import Level, RankFinding
+from paceline.analysis.equivalence.ranks import Statement
+from paceline.analysis.equivalence.shown import Shown
 from paceline.analysis.equivalence.tolerances import Tolerance
 from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import GlobalSteps
@@ -35,7 +37,7 @@ class Check:
 
 def not_judged(check: Check, reason: str) -> Check:
     """Return the check as one that does not count, for the record."""
-    return dataclasses.replace(
+    return replace(
         check,
         passed=None,
         decisive=False,
@@ -46,7 +48,7 @@ def not_judged(check: Check, reason: str) -> Check:
 
 def not_decisive(check: Check, allowed: Tolerance) -> Check:
     """Return a check of values that follow from the final weights, after too many steps."""
-    return dataclasses.replace(
+    return replace(
         check,
         passed=None,
         decisive=False,
@@ -146,6 +148,7 @@ def loss_check(ours: GlobalSteps, theirs: GlobalSteps, allowed: Tolerance) -> Ch
     )
 
 
+_SAMPLES = "samples"  # name of a check
 _STATE_SAMPLES = "state them with paceline.step(samples=...) or samples_per_step"
 
 
@@ -177,6 +180,45 @@ def script_checks(
     return (undecided, *(not_judged(check, "it was not checked") for check in checks))
 
 
+_FIRST_STEPS = "first_steps"  # name of a check
+_OF_STATEMENT = {
+    Statement.EQUAL: True,
+    Statement.DATA_PARALLEL: True,
+    Statement.MEAN: None,
+    Statement.NOT_SHOWN: None,
+    Statement.WRONG: False,
+}
+
+
+def checks_of_statement(shown: Shown, whole: Sequence[Check]) -> tuple[Shown, tuple[Check, ...]]:
+    """Return what the first steps and the whole training of a script show together.
+
+    whole: `script_checks`, and that of the replicas as the last one. A script that has rows of its
+    own on each rank differs from the baseline and may be right, so a difference is no fault. Where
+    all agree, they show more than ranks that do not add whole gradients.
+    """
+    *compared, replicas = whole
+    failed = [each for each in compared if each.decisive and each.passed is False]
+    agrees = all(each.passed for each in compared if each.decisive)
+    if agrees and shown.is_to_be_compared:
+        remarks = tuple(each for each in shown.findings if each.level == Level.REMARK)
+        shown = replace(shown, statement=Statement.EQUAL, findings=remarks, steps=0)
+    elif failed and failed[0].name != _SAMPLES and shown.statement == Statement.EQUAL:
+        reason = f"later the training differs from that of one process: {failed[0].reason}"
+        shown = shown.beside(RankFinding(level=Level.SUSPICION, kind="end", reason=reason))
+    if replicas.decisive and replicas.passed is False:
+        if shown.statement <= Statement.MEAN and not shown.has_roundings:
+            shown = shown.beside(
+                RankFinding(level=Level.FAULT, kind="drift", reason=replicas.reason)
+            )
+        replicas = not_judged(replicas, "it is among the findings of the first steps")
+    if not agrees:
+        compared = [not_judged(each, "the first steps decide") for each in compared]
+    reason = "; ".join(shown.sentences)
+    first = Check(name=_FIRST_STEPS, passed=_OF_STATEMENT[shown.statement], reason=reason)
+    return shown, (first, *compared, replicas)
+
+
 def _why_not_comparable(trial: TrialRecord, baseline: TrialRecord) -> str | None:
     """Return why the tensors say nothing, even if they agree."""
     for record, whose in ((trial, ""), (baseline, "the baseline: ")):
@@ -205,7 +247,7 @@ def _samples_check(ours: GlobalSteps, theirs: GlobalSteps) -> Check | None:
         f"step {place} had {ours.samples[place]} samples, the baseline's {theirs.samples[place]}; "
         "divide a fixed global batch by WORLD_SIZE in the script"
     )
-    return Check(name="samples", passed=False, reason=reason)
+    return Check(name=_SAMPLES, passed=False, reason=reason)
 
 
 def _why_different(ours: GlobalSteps, theirs: GlobalSteps) -> str | None:

@@ -49,6 +49,11 @@ class RankFinding:
     factor: float | None = None
 
     @property
+    def sentence(self) -> str:
+        """Return the reason with its step, counted from 1."""
+        return self.reason if self.step is None else f"step {self.step + 1}: {self.reason}"
+
+    @property
     def place(self) -> int:
         return _ORDER.index(self.kind) if self.kind in _ORDER else len(_ORDER)
 

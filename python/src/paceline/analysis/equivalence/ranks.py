@@ -50,6 +50,19 @@ class Statement(IntEnum):
     NOT_SHOWN = 4
     WRONG = 5
 
+    @property
+    def words(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS = {
+    Statement.EQUAL: "equal to one process on the same samples",
+    Statement.DATA_PARALLEL: "a right data-parallel step",
+    Statement.MEAN: "ranks agree, and use the mean of their own gradients",
+    Statement.NOT_SHOWN: "not shown",
+    Statement.WRONG: "wrong",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksFinding:
@@ -70,6 +83,14 @@ class RanksFinding:
         is_cause = finding.level == Level.FAULT
         found = (finding, *self.findings) if is_cause else (*self.findings, finding)
         return replace(self, findings=found, statement=statement_of(found))
+
+
+_ALONE = "one rank has no other one to agree with, and can only be compared with one process"
+ONE_RANK = RanksFinding(
+    statement=Statement.NOT_SHOWN,
+    findings=(RankFinding(level=Level.NOT_SHOWN, kind="one-rank", reason=_ALONE),),
+    steps=0,
+)
 
 
 def judge_ranks(

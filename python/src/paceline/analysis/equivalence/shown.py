@@ -8,11 +8,12 @@ ranks judge it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.analysis.equivalence.observed import LayoutFinding
 from paceline.analysis.equivalence.own_checks import Level, RankFinding
 from paceline.analysis.equivalence.ranks import RanksFinding, Statement, statement_of
+from paceline.analysis.equivalence.sample_log import some
 from paceline.measure.records.own_steps import COMPRESSED, UNEVEN
 
 # Differences that are faults although ranks agree with each other.
@@ -69,9 +70,49 @@ class Shown:
         return any(each.level == Level.SUSPICION for each in self.findings)
 
     @property
+    def has_roundings(self) -> bool:
+        """Return whether weights or gradients of ranks differ in their last bits."""
+        kinds = {each.kind for each in self.findings if each.level == Level.REMARK}
+        return bool(kinds & {"start", "drift", "used"})
+
+    @property
+    def is_to_be_compared(self) -> bool:
+        """Return whether a comparison of tensors may show more than the ranks do."""
+        nothing = any(e.level == Level.NOT_SHOWN and e.kind in _ALWAYS for e in self.findings)
+        return Statement.EQUAL < self.statement < Statement.WRONG and not nothing
+
+    @property
     def step(self) -> int | None:
         """Return the step of the first fault."""
         return next((each.step for each in self.findings if each.level == Level.FAULT), None)
+
+    @property
+    def words(self) -> str:
+        """Return the statement in words, without the findings."""
+        words = self.statement.words
+        if self.options:
+            words += f", with {self.options}"
+        if self.statement <= Statement.MEAN and self.steps:
+            words += f", in the first {self.steps} steps"
+        if self.last and self.statement == Statement.EQUAL:
+            words += f"; ranks agree in the last {self.last}"
+        elif self.last and self.statement <= Statement.MEAN:
+            words += f" and the last {self.last}"
+        if self.statement == Statement.DATA_PARALLEL and any(self.rows):
+            equal = len(set(self.rows)) == 1
+            rows = f"{len(self.rows)} \u00d7 {self.rows[0]}" if equal else some(self.rows)
+            words += f" ({rows} rows)"
+        return words
+
+    @property
+    def sentences(self) -> list[str]:
+        """Return the statement and the findings, without their full stops."""
+        return [self.words, *(each.sentence for each in self.findings)]
+
+    def beside(self, finding: RankFinding) -> Shown:
+        """Return this with one more finding, which comes first and may weaken the statement."""
+        statement = max(self.statement, statement_of([finding]))
+        return replace(self, findings=(finding, *self.findings), statement=statement)
 
     @property
     def acceptable(self) -> list[str]:
@@ -82,6 +123,9 @@ class Shown:
         weaken = [each for each in self.findings if each.level != Level.REMARK]
         names = [_name(each) for each in weaken]
         return [] if None in names else [name for name in names if name is not None]
+
+
+REFERENCE_SHOWN = Shown(statement=Statement.EQUAL, findings=(), steps=0, last=0, rows=())
 
 
 def shown(

@@ -94,6 +94,7 @@ class TrialFiles:
     slices = _File("slices")  # of lab hosts that took turns; see records.virtual_clock
     result = _File("result.json")
     equivalence = _File("equivalence.json")  # result of the comparison with the baseline
+    shown = _File("shown.json")  # of a script that is verified for the marks of a run
     # averaged gradient of the first step, safetensors
     gradient = _File("tensors/gradient_step1.safetensors")
     # weights before the first step, safetensors; only while a script trains
@@ -162,6 +163,10 @@ class RunFiles:
     def tune(self) -> RunFiles:
         """Run directory of the search before this run's trials."""
         return RunFiles(self.root / "tune")
+
+    def verified(self, workload: str) -> RunFiles:
+        """Return the directory of the trainings that give the rows of a script their marks."""
+        return RunFiles(self.root / "verified" / _checked(workload, "workload"))
 
     def trial(self, trial_id: str) -> TrialFiles:
         return TrialFiles(self.root / _TRIALS / _checked(trial_id, "trial id"))

@@ -57,6 +57,7 @@ class Observation(_Value):
     steps: int = 4  # that are compared; runs of 0.3.0 do not say it
     last: int = 0  # steps before the end in which ranks are compared with each other, too
     rounded: bool = False  # train with outputs that differ by roundings
+    followed_s: float = 10.0  # after the steps that are compared, in which rows are noted
 
 
 class Alterations(_Value):

@@ -24,11 +24,7 @@ from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Experiment, Spec
 from paceline.plan.spec.loading import load_spec
 from paceline.plan.spec.values import EVALUATION_KEYS
-from paceline.plan.trials.rules import failure_faults
 from paceline.plan.trials.trial import Trial, measured_again, planned_steps
-from paceline.runner.lab.session import own_lab
-from paceline.runner.launchers.base import launcher_for
-from paceline.runner.preflight.this_host import check_lab
 from paceline.runner.trials.directory import (
     check_added,
     check_code,
@@ -46,7 +42,7 @@ from paceline.runner.trials.planning import (
     manifest_of,
     planned_trials,
 )
-from paceline.runner.trials.preview import preview_run, warn_of_small_disk
+from paceline.runner.trials.preview import preflight, preview_run, warn_of_small_disk
 from paceline.runner.trials.repeats import AutomaticRepeats
 from paceline.runner.trials.run_trial import (
     check_equivalences,
@@ -55,6 +51,7 @@ from paceline.runner.trials.run_trial import (
     is_finished,
     run_followed,
 )
+from paceline.runner.trials.verify_script import ScriptMarks
 
 
 def run(
@@ -101,7 +98,11 @@ def run(
         _write_plan(planned, files, extended=extended)
         first = _baselines_for_states(planned, files) if extended else []
         ordered = [*first, *_in_order(planned.trials, files)]
-        return _run_trials(planned, ordered, files, progress, keep_going=keep_going)
+        marks = ScriptMarks(files, progress)
+        try:
+            return _run_trials(planned, ordered, files, progress, marks, keep_going=keep_going)
+        finally:
+            marks.remove_tensors()
 
 
 def _write_plan(planned: Planned, files: RunFiles, *, extended: bool) -> None:
@@ -115,26 +116,18 @@ def _write_plan(planned: Planned, files: RunFiles, *, extended: bool) -> None:
         write_json(files.manifest, {**read_json(files.manifest), **plan})
 
 
-def preflight(trials: Iterable[Trial]) -> None:
-    """Check every configuration before any trial runs. Raises EnvironmentLacks, UsageError."""
-    first_of_each = {trial.configuration: trial for trial in reversed(list(trials))}
-    for fault in failure_faults(first_of_each.values()):
-        raise UsageError(fault)
-    check_lab(first_of_each.values(), own_lab)
-    for trial in reversed(first_of_each.values()):
-        launcher_for(trial.launcher).preflight(trial)
-
-
 def _run_trials(
     planned: Planned,
     ordered: Sequence[Trial],
     files: RunFiles,
     progress: Progress,
+    marks: ScriptMarks,
     *,
     keep_going: bool,
 ) -> list[Outcome]:
     """Run trials in their order. ordered: those that are planned, and baselines before them."""
     known = list(planned.trials)  # and those that are measured again
+    keep_tensors = planned.experiment.keep_tensors
     failed: list[Outcome] = []
     hopeless: set[str] = set()
     rule, number, repeat = None, 0, 0
@@ -155,7 +148,7 @@ def _run_trials(
             outcome = run_followed(trial, trial_files, progress, number, len(known))
             if outcome.status == "ok":
                 _record_load(outcome, trial_files)
-                check_equivalences(known, files, keep_tensors=planned.experiment.keep_tensors)
+                check_equivalences(known, files, marks.shown, keep_tensors=keep_tensors)
             elif not keep_going or outcome.status == "interrupted":
                 raise failure_of(outcome, files)
             else:

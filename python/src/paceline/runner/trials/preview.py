@@ -6,7 +6,7 @@ import shutil
 import statistics
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,12 @@ from paceline.measure.records.files import document
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.phases import kept_after, replayed_after
 from paceline.measure.records.rows import Outcome
-from paceline.plan.trials.rules import FEW_STEPS, training_faults
+from paceline.plan.trials.rules import FEW_STEPS, failure_faults, training_faults
 from paceline.plan.trials.trial import Training, Trial, planned_steps, task_facts
+from paceline.runner.lab.session import own_lab
+from paceline.runner.launchers.base import launcher_for
 from paceline.runner.preflight.load import Load, Looking
+from paceline.runner.preflight.this_host import check_lab
 from paceline.runner.trials.planning import Planned, check_dataset, known_samples
 
 # --- an estimate of the disk use of a run, before it starts --------------------------------------
@@ -266,6 +269,16 @@ def preview_run(planned: Planned, former_runs: Path) -> Preview:
         left_out=tuple(planned.left_out),
         load=looking.end(),
     )
+
+
+def preflight(trials: Iterable[Trial]) -> None:
+    """Check every configuration before any trial runs. Raises EnvironmentLacks, UsageError."""
+    first_of_each = {trial.configuration: trial for trial in reversed(list(trials))}
+    for fault in failure_faults(first_of_each.values()):
+        raise UsageError(fault)
+    check_lab(first_of_each.values(), own_lab)
+    for trial in reversed(first_of_each.values()):
+        launcher_for(trial.launcher).preflight(trial)
 
 
 def _faults(planned: Planned) -> Iterator[str]:

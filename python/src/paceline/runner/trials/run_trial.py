@@ -11,10 +11,11 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.analysis.equivalence.check import check_equivalence, write_equivalence
+from paceline.analysis.equivalence.shown import Shown
 from paceline.base.errors import (
     DataError,
     EnvironmentLacks,
@@ -287,11 +288,18 @@ def _error(outcome: Outcome, message: str) -> PacelineError:
     return error
 
 
-def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors: bool) -> None:
+def check_equivalences(
+    trials: Sequence[Trial],
+    files: RunFiles,
+    shown: Callable[[Trial, Trial], Shown | None] = lambda _trial, _baseline: None,
+    *,
+    keep_tensors: bool,
+) -> None:
     """Compare the finished ones of `trials` with their baseline, if it has finished, too.
 
     Tensors of a trial are big (VGG16: 2 x 537 MB). They are deleted after the comparison, except
     those of the first baseline of each workload, seed and precision.
+    shown: returns what `paceline verify` shows of a trial, beside its baseline; None: nothing.
     """
     finished = [t for t in trials if is_finished(files.trial(t.id))]
     for trial in finished:
@@ -301,7 +309,8 @@ def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors
         baseline = _baseline(trial, finished, trials, files)
         if baseline is None:
             continue
-        found = check_equivalence(trial_files, files.trial(baseline.id), _order(trial))
+        own = shown(trial, baseline)
+        found = check_equivalence(trial_files, files.trial(baseline.id), _order(trial), own)
         write_equivalence(trial_files, found)
         if trial.id != baseline.id and not keep_tensors:
             shutil.rmtree(trial_files.weights.parent, ignore_errors=True)

@@ -20,8 +20,8 @@ from paceline.measure.records.resumed import ResumedRank
 from paceline.plan.spec import Spec
 from paceline.plan.trials.trial import ResumePart, Trial
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_runner
-from paceline.runner.trials.experiment import preflight
 from paceline.runner.trials.planning import Planned, Progress, manifest_of, plan
+from paceline.runner.trials.preview import preflight
 from paceline.runner.trials.verify_script import Trainings, rank_documents, verified_trial
 
 STOPPED, CONTINUED, WHOLE = "stopped", "continued", "uninterrupted"  # trials

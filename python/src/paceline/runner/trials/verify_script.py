@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,22 +10,25 @@ from typing import Any, TypeVar
 
 from paceline.analysis.equivalence.observed import Kind, LayoutFinding, judge
 from paceline.analysis.equivalence.own_checks import Level, RankFinding
-from paceline.analysis.equivalence.ranks import RanksFinding, Statement, judge_ranks
-from paceline.analysis.equivalence.shown import Shown, shown
+from paceline.analysis.equivalence.ranks import ONE_RANK, RanksFinding, Statement, judge_ranks
+from paceline.analysis.equivalence.shown import REFERENCE_SHOWN, Shown, shown
 from paceline.analysis.equivalence.trained_rows import judge_rows, words_of
 from paceline.base.errors import StepsDiffer
-from paceline.measure.records.files import document, write_json
+from paceline.measure.records.files import document, jsonable, write_json
 from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.measure.records.own_steps import Observed, OwnSteps, TrainedRows
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Spec
 from paceline.plan.trials.trial import Alterations, Observation, Trial
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_runner
-from paceline.runner.trials.experiment import preflight
 from paceline.runner.trials.planning import Planned, Progress, manifest_of
-from paceline.runner.trials.run_trial import failure_of, run_followed
+from paceline.runner.trials.preview import preflight
+from paceline.runner.trials.run_trial import failure_of, run_followed, run_trial
 
 T = TypeVar("T")
+
+# Of a training that gives a configuration of a script its mark in a run.
+_OBSERVE = Observation(reference=None, steps=4, followed_s=2.0)
 
 REFERENCE, ROUNDED = "reference", "reference-rounded"  # trials
 _ALTERED = "altered"  # ends the name of a layout's trial
@@ -154,10 +158,13 @@ def verify_script(
     with only_runner(run_dir):
         write_json(files.manifest, manifest_of(planned))
         trainings = Trainings(files, progress, 1 + len(layouts) * (1 + equalising.is_altered))
-        reference = _Reference(trainings, chosen, equalising, last_steps)
+        observe = Observation(
+            reference=None, steps=baseline.training.max_steps or 1, last=last_steps
+        )
+        reference = Reference(trainings, chosen, equalising, observe)
         verified, outcomes = [], []
         for trial in layouts:
-            layout, outcome = _verified(trainings, trial, reference, accept)
+            layout, outcome = verified_layout(trainings, trial, reference, accept)
             verified.append(layout)
             outcomes.append(outcome)
     if all(each.status != "ok" for each in outcomes):
@@ -173,16 +180,16 @@ def verify_script(
     )
 
 
-class _Reference:
+class Reference:
     """The training with which layouts are compared: of one process, or of several ranks."""
 
     def __init__(
-        self, trainings: Trainings, trial: Trial, equalising: Equalising, last_steps: int
+        self, trainings: Trainings, trial: Trial, equalising: Equalising, observe: Observation
     ) -> None:
+        """observe: the reference; all others observe the same."""
         self.equalising = equalising
-        self.steps, self.last_steps = trial.training.max_steps or 1, last_steps
+        self.observe = observe.model_copy(update={"reference": REFERENCE})
         self._trainings, self._trial = trainings, trial
-        observe = Observation(reference=None, steps=self.steps, last=last_steps)
         self.outcome, self._files = trainings.run(_equal(trial, REFERENCE, equalising, observe))
         self._observed = _observed(self._files)
         self._rounded: list[Observed] = []
@@ -192,7 +199,7 @@ class _Reference:
         self._own: RanksFinding | None = None
         if trial.placement.ranks > 1:
             of_rows = judge_rows(self.rows)
-            self._own = judge_ranks(_own_steps(self._files), self.steps, of_rows)
+            self._own = judge_ranks(_own_steps(self._files), observe.steps, of_rows)
             self.statement = self._own.statement
 
     def compared(self, found: Sequence[Observed]) -> LayoutFinding:
@@ -205,7 +212,7 @@ class _Reference:
         finding = judge(self._observed, self._rounded, found)
         if finding.passed is False and not self._rounded:
             # Roundings only widen the limits, so a layout that agrees needs no such training.
-            again = Observation(reference=REFERENCE, steps=self.steps, rounded=True)
+            again = self.observe.model_copy(update={"last": 0, "rounded": True})
             rounded = _equal(self._trial, ROUNDED, self.equalising, again)
             self._rounded = _observed(self._trainings.finished(rounded))
             finding = judge(self._observed, self._rounded, found)
@@ -215,12 +222,12 @@ class _Reference:
         return LayoutFinding(passed=None, reason=reason, kind=kind, reference=self.words)
 
 
-def _verified(
-    trainings: Trainings, trial: Trial, reference: _Reference, accept: Collection[str]
+def verified_layout(
+    trainings: Trainings, trial: Trial, reference: Reference, accept: Collection[str] = ()
 ) -> tuple[VerifiedLayout, Outcome]:
     """Train a layout, and return what is shown of it, and its end."""
     equalising = reference.equalising
-    observe = Observation(reference=REFERENCE, steps=reference.steps, last=reference.last_steps)
+    observe = reference.observe
     outcome, own = trainings.run(_equal(trial, trial.id, equalising.unaltered, observe))
     compared = own
     if equalising.is_altered and outcome.status == reference.outcome.status == "ok":
@@ -233,7 +240,10 @@ def _verified(
     of_rows = judge_rows(_rows(own), () if equalising.is_altered else reference.rows)
     if not of_rows and compared is not own:
         of_rows = judge_rows(_rows(compared), reference.rows)
-    ranks = judge_ranks(_own_steps(own), reference.steps, of_rows)
+    if trial.placement.ranks > 1:
+        ranks = judge_ranks(_own_steps(own), observe.steps, of_rows)
+    else:
+        ranks = ONE_RANK
     if outcome.status != "ok":
         ranks = ranks.beside(_of_failure(outcome))
     found = shown(finding, ranks, reference.statement, equalising.words, accept)
@@ -281,3 +291,67 @@ def _own_steps(files: TrialFiles) -> list[OwnSteps]:
 
 def _rows(files: TrialFiles) -> list[TrainedRows]:
     return rank_documents(files, lambda rank: rank.trained_rows, TrainedRows)
+
+
+class ScriptMarks:
+    """What `paceline verify` shows of the configurations of scripts in a run.
+
+    Each configuration trains a few steps for it, beside its measured trials. What is shown is kept
+    in the run directory, and serves all repeats.
+    """
+
+    def __init__(self, files: RunFiles, progress: Progress) -> None:
+        self._files, self._progress = files, progress
+        self._references: dict[str, Reference] = {}  # by workload
+
+    def shown(self, trial: Trial, baseline: Trial) -> Shown | None:
+        """Return what is shown of a finished trial; None if it trains no script."""
+        if trial.training.script is None:
+            return None
+        if trial.is_baseline:
+            return REFERENCE_SHOWN
+        workload = trial.training.workload
+        file = self._files.verified(workload).trial(trial.configuration).shown
+        found = document(file, Shown)
+        if found is None:
+            trainings = _MarkTrainings(self._files.verified(workload), self._progress)
+            if workload not in self._references:
+                self._references[workload] = Reference(
+                    trainings, _short(baseline), Equalising(), _OBSERVE
+                )
+            layout, _ = verified_layout(trainings, _short(trial), self._references[workload])
+            found = layout.shown
+            write_json(file, jsonable(found))
+        return found
+
+    def remove_tensors(self) -> None:
+        """Remove the tensors with which configurations were compared."""
+        for workload in self._references:
+            for _, trial_files in self._files.verified(workload).trials():
+                shutil.rmtree(trial_files.tensors, ignore_errors=True)
+
+
+class _MarkTrainings(Trainings):
+    """Trainings between the trials of a run, which are no trials of it."""
+
+    def __init__(self, files: RunFiles, progress: Progress) -> None:
+        super().__init__(files, progress, 0)
+
+    def run(self, trial: Trial) -> tuple[Outcome, TrialFiles]:
+        """Run a training, in place of an earlier one, and return its end and its files."""
+        files = self._files.trial(trial.id)
+        shutil.rmtree(files.root, ignore_errors=True)
+        self._progress.stage(f"verify {trial.id}")
+        return run_trial(trial, files), files
+
+
+def _short(trial: Trial) -> Trial:
+    """Return a trial of a few steps, which is not measured."""
+    steps = min(trial.training.max_steps or _OBSERVE.steps, _OBSERVE.steps)
+    return trial.model_copy(
+        update={
+            "id": trial.configuration,
+            "training": trial.training.model_copy(update={"max_steps": steps}),
+            "telemetry": trial.telemetry.model_copy(update={"enabled": False}),
+        }
+    )

@@ -27,8 +27,8 @@ from paceline.plan.spec.values import EVALUATION_KEYS
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.trial import Trial
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_runner
-from paceline.runner.trials.experiment import preflight
 from paceline.runner.trials.planning import Planned, Progress, make_datasets, manifest_of
+from paceline.runner.trials.preview import preflight
 from paceline.runner.trials.run_trial import failure_of, run_followed
 from paceline.runner.tune.spaces import plan_one
 from paceline.train.data.dataset import open_dataset

@@ -25,8 +25,8 @@ from paceline.plan.spec.rules.trial import applies
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import Trial
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_runner
-from paceline.runner.trials.experiment import preflight
 from paceline.runner.trials.planning import Planned, Progress, make_datasets, manifest_of
+from paceline.runner.trials.preview import preflight
 from paceline.runner.tune.search import (
     Bracket,
     FinalBracket,

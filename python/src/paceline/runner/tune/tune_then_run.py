@@ -16,6 +16,7 @@ from paceline.plan.trials.trial import Trial
 from paceline.runner.trials import experiment
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, recorded_spec
 from paceline.runner.trials.planning import Progress, make_datasets
+from paceline.runner.trials.preview import preflight
 from paceline.runner.tune.local import tune_local
 from paceline.runner.tune.search import Findings
 
@@ -48,7 +49,7 @@ def tune_and_run(
     findings = None
     if not files.manifest.exists():
         datasets = make_datasets(spec.experiment, progress)
-        experiment.preflight(_smallest_trials(spec.experiment, datasets))
+        preflight(_smallest_trials(spec.experiment, datasets))
         with made_run_dir(run_dir):
             if not searched:
                 remember_run(run_dir)

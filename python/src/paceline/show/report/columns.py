@@ -29,7 +29,14 @@ MeanAndPeak = tuple[float | None, float | None]
 
 UNKNOWN_WIDTH = "±?"
 TIE_MARK, NEAR_MARK = "=", "≈"
-MARK_STYLES = {"✓": "yes", "✓¹": "yes", "✗": "no", "?": "unknown", "~": "lossy"}
+MARK_STYLES = {
+    "✓": "yes",
+    "✓¹": "yes",
+    "(✓)": "unknown",
+    "✗": "no",
+    "?": "unknown",
+    "~": "lossy",
+}
 _SHORT_COSTS = {
     "data_wait": "data wait",
     "bubble": "bubble",

@@ -29,6 +29,7 @@ _CHECK_WORDS = {
     "initial_weights": "initial weights",
     "first_loss": "loss of step 1",
     "first_gradient": "gradient of step 1",
+    "first_steps": "first steps of a script",
     "weights_step16": "weights after 16 steps",
     "every_step": "a change in every step",
     "final_weights": "final weights",

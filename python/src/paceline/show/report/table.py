@@ -26,7 +26,12 @@ from paceline.show.report.section import (
 )
 from paceline.show.report.sections import lossy_section, staleness_section
 from paceline.show.report.verdict import verdict_sentence
-from paceline.show.report.wording import mark_of, not_ranked_reason, table_sentences
+from paceline.show.report.wording import (
+    mark_of,
+    not_ranked_reason,
+    statement_sentences,
+    table_sentences,
+)
 
 _LEGEND = "eq.: equivalent to the baseline. Main cost: largest part beside computation."
 _HTML = '<pre style="line-height: normal; overflow-x: auto">{code}</pre>'
@@ -116,6 +121,7 @@ def comparison_html(comparison: Comparison) -> str:
 def _footnotes(comparison: Comparison) -> list[RenderableType]:
     lines = [Text(_LEGEND, style="dim"), *map(Text, table_sentences(comparison))]
     lines += map(Text, mark_sentences(comparison))
+    lines += map(Text, statement_sentences(comparison))
     for row in comparison.rows:
         name = full_name(row, comparison.rows)
         if row.is_unchecked_script:

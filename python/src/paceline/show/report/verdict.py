@@ -84,6 +84,8 @@ def _single(only: Row, rows: Sequence[Row], baseline: str) -> list[str]:
     name = short_name(only, rows)
     if len([row for row in rows if not row.failed]) == 1:
         return [f"Only {name} was measured, so there is nothing to compare."]
+    if any(row.equivalence.other_rows for row in rows):
+        return [f"Only {name} is ranked: the steps of all others have other samples."]
     if only.goal.time_to_target_s is None:
         return [f"Only {name} is ranked: no other configuration was shown to be equivalent."]
     return [f"Only {name} reached {only.goal.target}{_speed(only, baseline)}."]

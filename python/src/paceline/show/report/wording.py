@@ -12,10 +12,18 @@ from paceline.analysis.compare.places import Place
 from paceline.analysis.compare.row import NO_TRANSPORT, Row, full_name, short_name
 from paceline.analysis.compare.run import Comparison
 from paceline.analysis.compare.verdict import differ_in_both
+from paceline.analysis.equivalence.ranks import Statement
 from paceline.analysis.statistics.intervals import Interval, Mean
 from paceline.measure.records.documents import Stopping
 
 _FIRST_STEPS = "✓¹"
+STATEMENT_MARKS = {
+    Statement.EQUAL: "✓",
+    Statement.DATA_PARALLEL: "✓",
+    Statement.MEAN: "(✓)",
+    Statement.NOT_SHOWN: "?",
+    Statement.WRONG: "✗",
+}
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 NOT_MEASURED = DASH
@@ -150,6 +158,8 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
 
 def not_ranked_reason(row: Row) -> str:
     """Explain why a configuration that finished has no place in the ranking."""
+    if row.equivalence.other_rows is not None:
+        return row.equivalence.other_rows
     if row.goal.target is not None and row.goal.time_to_target_s is None:
         missed = row.repeats - (row.goal.target_reached or 0)
         return f"{missed} of {row.repeats} repeats did not reach {row.goal.target}"
@@ -170,13 +180,25 @@ def arithmetic_words(comparison: Comparison, found: LocalGlobal) -> str:
 
 
 def mark_of(row: Row) -> str:
-    """Mark a row: ✓ equivalent, ✓¹ its first steps are, ✗ not, ~ lossy on purpose, ? not
-    decided."""
+    """Mark a row: ✓ equivalent, ✓¹ its first steps are, (✓) its ranks agree, ✗ not, ~ lossy on
+    purpose, ? not decided."""
     if row.equivalence.is_lossy and row.equivalence.equivalent is None:
         return "~"
     if row.equivalence.equivalent is True and row.equivalence.equivalence_grade == "start":
         return _FIRST_STEPS
+    if row.equivalence.statement == Statement.MEAN and row.equivalence.equivalent is None:
+        return STATEMENT_MARKS[Statement.MEAN]
     return {True: "✓", False: "✗", None: "?"}[row.equivalence.equivalent]
+
+
+def statement_sentences(comparison: Comparison) -> list[str]:
+    """Name the scripts that differ from one process and are right data-parallel trainings."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in comparison.rows:
+        if row.equivalence.statement == Statement.DATA_PARALLEL and row.equivalence.shown:
+            words = row.equivalence.shown.partition("; ")[0]
+            names.setdefault((mark_of(row), words), []).append(full_name(row, comparison.rows))
+    return [f"{mark} {listed(own)}: {words}." for (mark, words), own in names.items()]
 
 
 def table_sentences(comparison: Comparison) -> list[str]:

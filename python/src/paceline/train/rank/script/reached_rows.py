@@ -28,7 +28,6 @@ from paceline.train.rank.script.program import EnoughSteps
 
 _MOST_OUTPUTS = 8
 _MOST_ROWS = 2_000_000
-_FOLLOWED_S = 10.0  # after the steps that are compared
 # Steps from the one in which the first rank writes the end: another one may be in the next already.
 _NOTICE_STEPS = 2
 
@@ -45,7 +44,7 @@ class ReachedRowsRecorder:
         self.on_reached: Callable[[ReachedRows], None] = lambda _rows: None
         self.has_ended = False  # the script, by itself
         self._steps, self._rank = observe.steps, rank
-        self._ends = not observe.last
+        self._ends, self._followed_s = not observe.last, observe.followed_s
         self._file, self._end = files.rank(rank).trained_rows, files.last_step
         self._optimizer: Optimizer | None = None
         self._taken = 0  # steps of the first optimiser
@@ -140,7 +139,7 @@ class ReachedRowsRecorder:
         """
         now_s = time.monotonic()
         if self._ends_s is None:
-            self._ends_s = now_s + _FOLLOWED_S
+            self._ends_s = now_s + self._followed_s
         if self._last is None and self._end.exists():
             self._last = int(self._end.read_text())
         is_late = not self._rank and now_s >= self._ends_s
