@@ -124,3 +124,13 @@ def test_wrong_options_are_refused(paceline, options, expected):
     finished = paceline.main("verify", *options, SCRIPT)
     assert finished.returncode == 2
     assert expected in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "right", "wrong"), [("moments", 1, 3), ("uneven", 1, 5), ("dropout", 2, 5)]
+)
+def test_odd_scripts_get_their_statement_beside_wrong_twins(paceline, case, right, wrong):
+    script = SCRIPT.with_name("pairs.py")
+    _, layouts = verified(paceline, "--vary=--wrong=no,yes", script, case)
+    expected = {"--wrong=no": right, "--wrong=yes": wrong}
+    assert statements(layouts) == expected, layouts

@@ -242,9 +242,20 @@ class _Judgement:
     ) -> LayoutFinding:
         """Name the module and the likely cause of a gradient that differs."""
         module, direction = self._first_module(theirs.step)
+        is_exchanged = _equal_on_ranks(own, worst.name)
+        if module is not None and direction == "loss" and theirs.drew and is_exchanged:
+            return LayoutFinding(
+                passed=False,
+                kind="random",
+                reason=f"the gradient of {worst.name} differs: random numbers are drawn after "
+                f"{module.name}, as by dropout",
+                step=theirs.step,
+                module=module.name,
+                tensor=worst.name,
+            )
         factors = [e.factor for e in _tensors(own, "gradient") if e.factor is not None and e.l2]
         factor = _common(factors)
-        reduction = self._of_reduction(theirs, own, worst, factor)
+        reduction = self._of_reduction(theirs, own, worst, factor, is_exchanged=is_exchanged)
         cause = (
             reduction
             or _of_module(module, direction)
@@ -262,7 +273,13 @@ class _Judgement:
         )
 
     def _of_reduction(
-        self, theirs: Update, own: Sequence[Update], worst: ComparedTensor, factor: float | None
+        self,
+        theirs: Update,
+        own: Sequence[Update],
+        worst: ComparedTensor,
+        factor: float | None,
+        *,
+        is_exchanged: bool,
     ) -> str | None:
         """Return the mistake of the exchange between ranks that explains the difference."""
         ranks, passes, local = len(own), len(theirs.losses), self._local_factor(theirs.step)
@@ -273,7 +290,7 @@ class _Judgement:
         counts = sorted({len(each.samples or ()) for each in own})
         causes = (
             (
-                not _equal_on_ranks(own, worst.name),
+                not is_exchanged,
                 f"ranks have gradients of their own, that of {worst.name} was not exchanged",
             ),
             (

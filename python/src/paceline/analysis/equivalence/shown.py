@@ -39,6 +39,7 @@ ACCEPTABLE = {
     "loss-terms": (Level.WEAKER, "terms"),
     "loss-term": (Level.WEAKER, "unknown-term"),
     "nonlinear-loss": (Level.WEAKER, "not-linear"),
+    "changed-rows": (Level.WEAKER, "changed-rows"),
     "rows-of-all": (Level.WEAKER, "gathered"),
     "passes": (Level.WEAKER, "passes"),
     "module": (Level.WEAKER, _OTHER_MODULE),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from paceline.analysis.equivalence.own_checks import Level, RankFinding
-from paceline.measure.records.own_steps import TrainedRows
+from paceline.measure.records.own_steps import Observed, TrainedRows
 
 _CHANCE = 1e-6  # of a right training that looks like a wrong one
 _MIXED_STEPS = 2
@@ -39,6 +39,48 @@ def judge_rows(
     if other and found is None and all(each.is_whole for each in (*ranks, *reference)):
         found = _of_counts(together, other, first, words)
     return [] if found is None else [found]
+
+
+def later_uneven_step(ranks: Sequence[TrainedRows], compared: int) -> tuple[int, int] | None:
+    """Return a step in which ranks have different numbers of rows, and how many steps end with it.
+
+    It is the last one after the first steps, which are compared; None if there is none.
+    """
+    counts = list(zip(*(each.lengths for each in ranks), strict=False))
+    uneven = [
+        step
+        for step, rows in enumerate(counts)
+        if step >= compared and all(rows) and len(set(rows)) > 1
+    ]
+    return (uneven[-1], len(counts) - uneven[-1]) if uneven else None
+
+
+def changed_rows(
+    ranks: tuple[Sequence[TrainedRows], Sequence[Observed]],
+    reference: tuple[Sequence[TrainedRows], Sequence[Observed]],
+) -> list[RankFinding]:
+    """Find rows that no step of the reference has, although both draw the same random numbers.
+
+    Then they are computed from something else, as from moments of the rows of each rank. Batches of
+    a DataLoader are known themselves, so `judge` compares what becomes of them.
+    """
+    (own, observed), (theirs, one) = ranks, reference
+    if not (observed and one and _are_known([e.steps for e in own])):
+        return []
+    updates = list(zip(*(each.updates for each in (*observed, *one)), strict=False))
+    known = set(chain.from_iterable(chain.from_iterable(each.steps for each in theirs)))
+    rows = {int(row, 16) for step in updates for row in step[len(observed)].samples or ()}
+    if not (rows and rows <= known):  # batches, not inputs of the model
+        return []
+    first = set(chain.from_iterable(chain(*(each.steps[: len(updates)] for each in own))))
+    is_random = any(each.generators != step[0].generators for step in updates for each in step)
+    if is_random or first & known:
+        return []
+    reason = (
+        f"no row that the model gets is one of {words_of(len(one))}, although nothing random "
+        "differs: what is done to rows before was not compared"
+    )
+    return [RankFinding(level=Level.WEAKER, kind="changed-rows", step=0, reason=reason)]
 
 
 def words_of(ranks: int) -> str:

@@ -215,6 +215,10 @@ class Update:
     weights: list[ComparedTensor]  # after the step, buffers included
     change: list[ComparedTensor]  # by which the step moved the weights
     clipped: bool = False  # gradients were clipped before the last operation between ranks
+    # random numbers were drawn between the output of the last module and its gradient
+    drew: bool = False
+    # checksums of the states of generators of random numbers that the script has used
+    generators: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

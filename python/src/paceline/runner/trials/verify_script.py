@@ -12,7 +12,12 @@ from paceline.analysis.equivalence.observed import Kind, LayoutFinding, judge
 from paceline.analysis.equivalence.own_checks import Level, RankFinding
 from paceline.analysis.equivalence.ranks import ONE_RANK, RanksFinding, Statement, judge_ranks
 from paceline.analysis.equivalence.shown import REFERENCE_SHOWN, Shown, shown
-from paceline.analysis.equivalence.trained_rows import judge_rows, words_of
+from paceline.analysis.equivalence.trained_rows import (
+    changed_rows,
+    judge_rows,
+    later_uneven_step,
+    words_of,
+)
 from paceline.base.errors import StepsDiffer
 from paceline.measure.records.files import document, jsonable, write_json
 from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
@@ -31,7 +36,8 @@ T = TypeVar("T")
 _OBSERVE = Observation(reference=None, steps=4, followed_s=2.0)
 
 REFERENCE, ROUNDED = "reference", "reference-rounded"  # trials
-_ALTERED = "altered"  # ends the name of a layout's trial
+_ALTERED, _LAST = "altered", "last"  # end the name of a layout's trial
+_MOST_LAST = 4  # steps that end with one in which ranks have different numbers of rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +224,11 @@ class Reference:
             finding = judge(self._observed, self._rounded, found)
         return finding
 
+    def changed_rows(self, files: TrialFiles) -> list[RankFinding]:
+        """Find rows of a layout that are none of the reference's."""
+        ranks, reference = (_rows(files), _observed(files)), (self.rows, self._observed)
+        return changed_rows(ranks, reference)
+
     def not_compared(self, reason: str, kind: Kind = "not-run") -> LayoutFinding:
         return LayoutFinding(passed=None, reason=reason, kind=kind, reference=self.words)
 
@@ -240,15 +251,47 @@ def verified_layout(
     of_rows = judge_rows(_rows(own), () if equalising.is_altered else reference.rows)
     if not of_rows and compared is not own:
         of_rows = judge_rows(_rows(compared), reference.rows)
+    of_rows = of_rows or reference.changed_rows(compared)
+    ranks = ONE_RANK
     if trial.placement.ranks > 1:
         ranks = judge_ranks(_own_steps(own), observe.steps, of_rows)
-    else:
-        ranks = ONE_RANK
+        if outcome.status == "ok" and ranks.statement < Statement.NOT_SHOWN:
+            ranks = _with_uneven_step(trainings, trial, reference, own, of_rows) or ranks
     if outcome.status != "ok":
         ranks = ranks.beside(_of_failure(outcome))
     found = shown(finding, ranks, reference.statement, equalising.words, accept)
     layout = VerifiedLayout(trial=trial, finding=finding, shown=found, failure=outcome.message)
     return layout, outcome
+
+
+def _with_uneven_step(
+    trainings: Trainings,
+    trial: Trial,
+    reference: Reference,
+    own: TrialFiles,
+    of_rows: Sequence[RankFinding],
+) -> RanksFinding | None:
+    """Judge the ranks in a later step, too, in which they have different numbers of rows.
+
+    None if there is no such step. One that is not near the end is only named.
+    """
+    observe, rows = reference.observe, _rows(own)
+    found = later_uneven_step(rows, observe.steps)
+    if found is None or observe.last >= found[1]:
+        return None
+    step, last = found
+    if last <= _MOST_LAST and all(each.is_whole for each in rows):
+        to_the_end = observe.model_copy(update={"last": last})
+        again = _equal(trial, f"{trial.id}.{_LAST}", reference.equalising.unaltered, to_the_end)
+        outcome, files = trainings.run(again)
+        if outcome.status == "ok":
+            return judge_ranks(_own_steps(files), observe.steps, of_rows)
+    reason = (
+        f"ranks have different numbers of rows in step {step + 1}, which was not compared: "
+        "--steps would"
+    )
+    ranks = judge_ranks(_own_steps(own), observe.steps, of_rows)
+    return ranks.beside(RankFinding(level=Level.REMARK, kind="uneven-rows", reason=reason))
 
 
 def _of_failure(outcome: Outcome) -> RankFinding:

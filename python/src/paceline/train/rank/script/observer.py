@@ -46,6 +46,7 @@ from paceline.train.rank.script.phases import (
     hooked,
     replaced,
 )
+from paceline.train.rank.script.resume_state import generators
 from paceline.train.rank.script.tensors import gradient_of, whole, whole_of
 from paceline.train.training.tensors import save_tensors, sha256_of
 
@@ -91,6 +92,9 @@ class Observer:
         self._calls: list[tuple[int, nn.Module, list[str], list[list[float]], list[Any]]] = []
         self._is_rounding = observation.rounded  # the next output of a module
         self._clipped_unix_s: float | None = None
+        self._unused: dict[str, str] = {}  # states of generators before the script
+        self._generators: dict[str, str] = {}  # their states after the last module
+        self._drew = False  # random numbers after it, in this step
         self._context = context
         self._hooks = ExitStack()
 
@@ -99,6 +103,7 @@ class Observer:
         """Observe while the context is active, and write what was seen at its end."""
         with ExitStack() as stack:
             stack.callback(self._write)
+            self._unused = generators()
             stack.enter_context(around_steps(self._before_step, self._after_step))
             self._enter(stack.enter_context(self._hooks))
             yield
@@ -130,6 +135,9 @@ class Observer:
         first = first_loss(arguments, named)
         if first is not None and first.numel() == 1:
             self._losses.append(float(first.detach()))
+        if self._generators:
+            self._drew |= self._generators != generators()
+            self._generators = {}
         result = function(*arguments, **named)
         self._is_rounding = self._observation.rounded
         return result
@@ -163,6 +171,7 @@ class Observer:
                 gradient: list[Any] = []
                 step = max(self._steps, default=0)
                 self._calls.append((step, module, self._batch, numbers, gradient))
+                self._generators = generators()
                 if first.requires_grad:
                     note = partial(_note_gradient, gradient, len(self._batch))
                     first.register_hook(note)  # type: ignore[no-untyped-call]
@@ -215,11 +224,13 @@ class Observer:
                 weights=self._compared(f"weights-{place}", {**weights, **self._float_buffers()}),
                 change=self._compared(f"change-{place}", change, hashed=False),
                 clipped=clipped is not None and max(reduced, default=0.0) > clipped,
+                drew=self._drew,
+                generators=dict(generators().items() - self._unused.items()),
             )
         )
         self._steps[number] += 1
         self._batch, self._samples, self._losses = None, [], []
-        self._clipped_unix_s = None
+        self._clipped_unix_s, self._drew = None, False
         self._before = {}
 
     def _parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
