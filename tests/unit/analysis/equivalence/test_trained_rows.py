@@ -7,8 +7,12 @@ import random
 import pytest
 
 from paceline.analysis.equivalence.own_checks import Level
-from paceline.analysis.equivalence.trained_rows import judge_rows
-from paceline.measure.records.own_steps import TrainedRows
+from paceline.analysis.equivalence.trained_rows import (
+    changed_rows,
+    judge_rows,
+    later_other_step,
+)
+from paceline.measure.records.own_steps import Observed, TrainedRows, Update
 
 ROWS, SHARE = 320, 8
 
@@ -94,3 +98,46 @@ def test_unknown_rows_show_nothing():
     empty = TrainedRows.of([], is_whole=True)
     assert reasons([empty, empty], of_one(shuffled(1))) == []
     assert reasons([rows([[1], []]), rows([[2], [3]])], None) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        (((8, 8, 8), (8, 8, 8)), None),
+        (((8, 8, 2), (8, 8, 1)), (2, 1)),
+        (((8, 8, 2, 8), (8, 8, 2, 8)), (2, 2)),  # a smaller batch on all ranks
+        (((8, 7, 6), (8, 7, 6)), None),  # rows of each step vary
+        (((8, 7, 6), (8, 7, 5)), (2, 1)),
+        (((8, 8, 0), (8, 8, 1)), None),  # not known
+    ],
+)
+def test_a_later_step_with_other_numbers_of_rows_is_found(counts, expected):
+    ranks = [rows([range(1, count + 1) for count in own]) for own in counts]
+    assert later_other_step(ranks, 2) == expected
+
+
+def observed(samples, generators):
+    step = Update(
+        step=0, optimizer=0, samples=samples, losses=[], gradient=[], weights=[], change=[],
+        generators=generators,
+    )  # fmt: skip
+    return Observed(updates=[step])
+
+
+@pytest.mark.parametrize(
+    ("own", "seeds", "batch", "is_named"),
+    [
+        ((1, 2), ("a", "a"), "1", False),  # rows of one process
+        ((3, 4), ("a", "a"), "1", True),
+        ((3, 4), ("a", "b"), "1", False),  # random numbers of each rank
+        ((3, 4), ("a", "a"), "9", False),  # of a DataLoader, which the model does not get
+    ],
+)
+def test_rows_that_one_process_never_has_are_named_if_nothing_random_differs(
+    own, seeds, batch, is_named
+):
+    ranks = [rows([[row]]) for row in own]
+    those = [observed([str(row)], {"torch": seed}) for row, seed in zip(own, seeds, strict=True)]
+    one = ([rows([[1, 2]])], [observed([batch], {"torch": "a"})])
+    found = changed_rows((ranks, those), one)
+    assert [each.level for each in found] == [Level.WEAKER] * is_named

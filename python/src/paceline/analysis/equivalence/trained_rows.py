@@ -41,18 +41,21 @@ def judge_rows(
     return [] if found is None else [found]
 
 
-def later_uneven_step(ranks: Sequence[TrainedRows], compared: int) -> tuple[int, int] | None:
-    """Return a step in which ranks have different numbers of rows, and how many steps end with it.
+def later_other_step(ranks: Sequence[TrainedRows], compared: int) -> tuple[int, int] | None:
+    """Return a step with other numbers of rows than the first ones, and how many follow from it on.
 
-    It is the last one after the first steps, which are compared; None if there is none.
+    It is the last one after the steps that are compared, if these have equal numbers, or if ranks
+    have different ones in it. None if there is none.
     """
     counts = list(zip(*(each.lengths for each in ranks), strict=False))
-    uneven = [
+    known = set(counts[:compared])
+    other = [
         step
         for step, rows in enumerate(counts)
-        if step >= compared and all(rows) and len(set(rows)) > 1
+        if step >= compared and all(rows) and rows not in known
+        if len(known) == 1 or len(set(rows)) > 1
     ]
-    return (uneven[-1], len(counts) - uneven[-1]) if uneven else None
+    return (other[-1], len(counts) - other[-1]) if other else None
 
 
 def changed_rows(

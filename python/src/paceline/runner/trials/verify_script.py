@@ -15,7 +15,7 @@ from paceline.analysis.equivalence.shown import REFERENCE_SHOWN, Shown, shown
 from paceline.analysis.equivalence.trained_rows import (
     changed_rows,
     judge_rows,
-    later_uneven_step,
+    later_other_step,
     words_of,
 )
 from paceline.base.errors import StepsDiffer
@@ -37,7 +37,7 @@ _OBSERVE = Observation(reference=None, steps=4, followed_s=2.0)
 
 REFERENCE, ROUNDED = "reference", "reference-rounded"  # trials
 _ALTERED, _LAST = "altered", "last"  # end the name of a layout's trial
-_MOST_LAST = 4  # steps that end with one in which ranks have different numbers of rows
+_MOST_LAST = 4  # steps at the end that are compared if one has other numbers of rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +256,7 @@ def verified_layout(
     if trial.placement.ranks > 1:
         ranks = judge_ranks(_own_steps(own), observe.steps, of_rows)
         if outcome.status == "ok" and ranks.statement < Statement.NOT_SHOWN:
-            ranks = _with_uneven_step(trainings, trial, reference, own, of_rows) or ranks
+            ranks = _with_other_step(trainings, trial, reference, own, of_rows, ranks)
     if outcome.status != "ok":
         ranks = ranks.beside(_of_failure(outcome))
     found = shown(finding, ranks, reference.statement, equalising.words, accept)
@@ -264,21 +264,22 @@ def verified_layout(
     return layout, outcome
 
 
-def _with_uneven_step(
+def _with_other_step(
     trainings: Trainings,
     trial: Trial,
     reference: Reference,
     own: TrialFiles,
     of_rows: Sequence[RankFinding],
-) -> RanksFinding | None:
-    """Judge the ranks in a later step, too, in which they have different numbers of rows.
+    ranks: RanksFinding,
+) -> RanksFinding:
+    """Judge the ranks in a later step, too, if it has other numbers of rows than the first ones.
 
-    None if there is no such step. One that is not near the end is only named.
+    A step that is not near the end is only named. ranks: what the first steps show.
     """
     observe, rows = reference.observe, _rows(own)
-    found = later_uneven_step(rows, observe.steps)
+    found = later_other_step(rows, observe.steps)
     if found is None or observe.last >= found[1]:
-        return None
+        return ranks
     step, last = found
     if last <= _MOST_LAST and all(each.is_whole for each in rows):
         to_the_end = observe.model_copy(update={"last": last})
@@ -287,11 +288,10 @@ def _with_uneven_step(
         if outcome.status == "ok":
             return judge_ranks(_own_steps(files), observe.steps, of_rows)
     reason = (
-        f"ranks have different numbers of rows in step {step + 1}, which was not compared: "
+        f"step {step + 1} has other numbers of rows than the first ones, and was not compared; "
         "--steps would"
     )
-    ranks = judge_ranks(_own_steps(own), observe.steps, of_rows)
-    return ranks.beside(RankFinding(level=Level.REMARK, kind="uneven-rows", reason=reason))
+    return ranks.beside(RankFinding(level=Level.REMARK, kind="later-rows", reason=reason))
 
 
 def _of_failure(outcome: Outcome) -> RankFinding:
