@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from paceline.analysis.statistics.fastest import Fastest
-from paceline.analysis.statistics.intervals import levels
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 
 NAN = math.nan
@@ -64,7 +63,7 @@ def test_one_repeat_gives_no_verdict() -> None:
 
 def test_early_look_at_two_repeats_detects_nothing() -> None:
     logs = run(np.random.default_rng(3), [0.02] * 3, 2)
-    assert not found_of(logs, levels(8)[2]).separated
+    assert not found_of(logs, 0.05 * (2 / 8) ** 2).separated
     assert found_of(logs, 1e-6).detectable == math.inf
 
 

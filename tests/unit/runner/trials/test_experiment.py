@@ -29,7 +29,7 @@ from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import load_spec
 from paceline.plan.trials.trial import Trial
-from paceline.runner.trials import equivalence, experiment
+from paceline.runner.trials import experiment, run_trial
 from paceline.runner.trials.directory import extended_spec, recorded_spec
 from paceline.runner.trials.run_trial import failure_of_all
 
@@ -264,17 +264,17 @@ def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
     ]
     baselines = [run.trial(trial.id) for trial in trials if trial.is_baseline]
     other = next(run.trial(trial.id) for trial in trials if not trial.is_baseline)
-    monkeypatch.setattr(equivalence, "_order", lambda _: None)
+    monkeypatch.setattr(run_trial, "_order", lambda _: None)
 
     fabricate.edit_json(baselines[0].outcome, status="failed")
     second = baselines[1].outcome.read_text()
     baselines[1].outcome.unlink()
-    equivalence.check_equivalences(trials, run, keep_tensors=False)
+    run_trial.check_equivalences(trials, run, keep_tensors=False)
     assert not other.equivalence.exists(), "the second baseline has not run yet"
 
     baselines[1].outcome.write_text(second)
-    equivalence.check_equivalences(trials, run, keep_tensors=False)
-    assert equivalence.is_finished(other)
+    run_trial.check_equivalences(trials, run, keep_tensors=False)
+    assert run_trial.is_finished(other)
     assert baselines[1].root.name in other.equivalence.read_text()
     assert baselines[1].weights.exists()
     assert not other.weights.exists()
@@ -431,12 +431,12 @@ def measured(made_up: MadeUp, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
 
 def test_automatic_repeats_end_when_the_ranking_is_decided(measured: MadeUp) -> None:
     assert measured.run() == []
-    assert len(measured.ran) == 2 * 3
+    assert len(measured.ran) == 3 * 3
     record = read_stopping(RunFiles(measured.out))
     assert record is not None
     assert record.stopped == "decided"
-    assert [each.repeats for each in record.looks] == [2]
-    assert record.level == pytest.approx(levels(4)[2])
+    assert [each.repeats for each in record.looks] == [3]
+    assert record.level == pytest.approx(levels(4)[3])
     measured.run(resume=True)
     assert measured.ran == []
     assert read_stopping(RunFiles(measured.out)) == record
@@ -445,12 +445,12 @@ def test_automatic_repeats_end_when_the_ranking_is_decided(measured: MadeUp) -> 
 def test_automatic_repeats_are_followed_by_a_fixed_number(measured: MadeUp) -> None:
     measured.spec.write_text(measured.spec.read_text() + "[limits]\nrun_s = 1000\n")
     measured.run()
-    with pytest.raises(UsageError, match="more repeats than the 2 of this run, got 2"):
-        extended_spec(measured.out, repeats=2)
-    spec = extended_spec(measured.out, repeats=3)
+    with pytest.raises(UsageError, match="more repeats than the 3 of this run, got 3"):
+        spec_of_further_repeats(measured.out, 3)
+    spec = spec_of_further_repeats(measured.out, 4)
     measured.ran.clear()
     experiment.run(spec, measured.out, resume=True, progress=Quiet())
-    assert [trial_id.rpartition(".")[2] for trial_id in measured.ran] == ["r2"] * 3
+    assert [trial_id.rpartition(".")[2] for trial_id in measured.ran] == ["r3"] * 3
     assert read_stopping(RunFiles(measured.out)) is None
     assert recorded_spec(measured.out).experiment == spec.experiment
 

@@ -118,7 +118,7 @@ def holm(p_values: Mapping[str, float], level: float = 1 - CONFIDENCE) -> set[st
     return rejected
 
 
-FIRST_LOOK = 2  # repeats: with one, the noise between runs is unknown
+FIRST_LOOK = 3  # repeats: two hardly tell noise from a disturbance
 
 
 def levels(most_repeats: int) -> Mapping[int, float]:
@@ -129,7 +129,7 @@ def levels(most_repeats: int) -> Mapping[int, float]:
     spent (K. Kim, D. L. DeMets, Biometrika 74(1), 1987). Levels that add up to 5 % are right for
     any test.
     """
-    looks = range(FIRST_LOOK, most_repeats + 1)
+    looks = range(min(FIRST_LOOK, most_repeats), most_repeats + 1)
     spent = {k: (1 - CONFIDENCE) * (k / most_repeats) ** 2 for k in looks}
     return {k: spent[k] - spent.get(k - 1, 0.0) for k in looks}
 

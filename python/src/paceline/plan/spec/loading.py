@@ -57,27 +57,38 @@ AS_WRITTEN: dict[str, Any] = {
 def load_spec(source: SpecSource, settings: Sequence[str] = ()) -> Spec:
     """Return the spec with changes: `KEY=VALUE`, a dotted key and a TOML value.
 
-    Raises UsageError that lists every fault of the spec and of the changes.
+    A fixed number of repeats takes the place of `repeats = "auto"` and of the keys that belong to
+    it. Raises UsageError that lists every fault of the spec and of the changes.
     """
     text, origin = _text_and_origin(source)
     if not settings:
         return Spec(parse_spec(text, origin), text)
     document = _document(text, origin)
+    if document.get("repeats") == "auto" and _fix_repeats(settings):
+        _leave_out_keys_of_automatic_repeats(document)
     faults = apply_settings(document, settings)
     text = changed_text(document, origin, settings)
     return Spec(check_spec(document, origin, faults), text)
 
 
 def with_repeats(spec: Spec, repeats: int) -> Spec:
-    """Return the spec with a fixed number of repeats, without the keys of `repeats = "auto"`.
+    """Return the spec with a fixed number of repeats.
 
     Raises UsageError for a number that no spec may have.
     """
-    document = tomllib.loads(spec.text)
+    return load_spec(spec, [f"repeats={repeats}"])
+
+
+def _fix_repeats(settings: Sequence[str]) -> bool:
+    values = [value for key, _, value in (s.partition("=") for s in settings) if key == "repeats"]
+    return bool(values) and "auto" not in values[-1]
+
+
+def _leave_out_keys_of_automatic_repeats(document: dict[str, Any]) -> None:
     for key in ("max_repeats", "tie_margin"):
         document.pop(key, None)
-    document.get("limits", {}).pop("run_s", None)
-    return load_spec(document, [f"repeats={repeats}"])
+    if isinstance(limits := document.get("limits"), dict):
+        limits.pop("run_s", None)
 
 
 def with_trials(spec: Spec, added: Sequence[str]) -> Spec:

@@ -107,9 +107,13 @@ def test_automatic_repeats_and_their_keys():
     assert changed.experiment.planned_repeats == 6
     assert load_spec("quickstart").experiment.planned_repeats == 5
     with pytest.raises(UsageError) as raised:
-        load_spec("quickstart", ["max_repeats=5", "limits.run_s=60", "tie_margin=0.1"])
+        load_spec("transports", ["max_repeats=5", "limits.run_s=60", "tie_margin=0.1"])
     message = str(raised.value)
     assert "3 faults" in message
     assert 'max_repeats: applies to repeats = "auto" only, got repeats = 5' in message
+    fixed = load_spec("quickstart", ["repeats=2"]).experiment
+    assert (fixed.repeats, fixed.max_repeats) == (2, 8)
+    with pytest.raises(UsageError, match="max_repeats: applies to"):
+        load_spec("quickstart", ["repeats=2", "max_repeats=6"])
     with pytest.raises(UsageError, match="repeats: "):
         load_spec("quickstart", ['repeats="often"'])
