@@ -15,16 +15,15 @@ from paceline.analysis.trial.evaluation import (
     read_evaluations,
     target_time,
 )
+from paceline.analysis.trial.load import Disturbance, recorded_load
 from paceline.analysis.trial.phases import PipelineTimes, RankPhases, trial_phases, trial_pipeline
 from paceline.analysis.trial.reading import TrialRecord, read_hosts
 from paceline.analysis.trial.recovery import Recovery, checkpoint_delay_s, recoveries
 from paceline.analysis.trial.steps import GlobalSteps, global_steps, read_steps
 from paceline.analysis.trial.stragglers import read_updates
 from paceline.analysis.trial.usage import (
-    Disturbance,
     HostUsage,
     SidecarUsage,
-    disturbance,
     host_usage,
     sidecar_usage,
 )
@@ -77,7 +76,7 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
         phases=trial_phases(record, table),
         usage=host_usage(record, hosts),
         sidecar=sidecar_usage(hosts),
-        disturbance=disturbance(record, hosts),
+        disturbance=recorded_load(record),
         pipeline=trial_pipeline(record, table),
         evaluations=evaluations,
         updates=read_updates(record),

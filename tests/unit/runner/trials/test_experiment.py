@@ -446,8 +446,8 @@ def test_automatic_repeats_are_followed_by_a_fixed_number(measured: MadeUp) -> N
     measured.spec.write_text(measured.spec.read_text() + "[limits]\nrun_s = 1000\n")
     measured.run()
     with pytest.raises(UsageError, match="more repeats than the 3 of this run, got 3"):
-        spec_of_further_repeats(measured.out, 3)
-    spec = spec_of_further_repeats(measured.out, 4)
+        extended_spec(measured.out, repeats=3)
+    spec = extended_spec(measured.out, repeats=4)
     measured.ran.clear()
     experiment.run(spec, measured.out, resume=True, progress=Quiet())
     assert [trial_id.rpartition(".")[2] for trial_id in measured.ran] == ["r3"] * 3

@@ -26,16 +26,15 @@ from paceline.analysis.equivalence.check import (
 # The types of the fields are needed at run time, because references are read from JSON.
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.evaluation import read_evaluations, target_time
+from paceline.analysis.trial.load import recorded_load
 from paceline.analysis.trial.reading import (
     TrialRecord,
     by_workload,
     load_manifest,
     load_run,
-    read_hosts,
     with_sources,
 )
 from paceline.analysis.trial.steps import global_steps, samples_rate
-from paceline.analysis.trial.usage import disturbance
 from paceline.base.errors import DataError
 from paceline.measure.records.files import document, jsonable, write_json
 from paceline.measure.records.layout import RunFiles
@@ -72,6 +71,12 @@ class RunSpeeds:
         )
 
     @property
+    def loaded(self) -> tuple[int, int]:
+        """The number of trials beside other work, and of all."""
+        trials = [rate for repeats in self.rates.values() for rate in repeats.values()]
+        return sum(rate.is_loaded for rate in trials), len(trials)
+
+    @property
     def workloads(self) -> list[str]:
         return list(dict.fromkeys(trial.training.workload for trial in self.trials.values()))
 
@@ -92,7 +97,7 @@ def _beside_load(record: TrialRecord, rate: RepeatRate | None) -> RepeatRate | N
     """Return the rate with the fact whether other processes used the machine."""
     if rate is None:
         return None
-    load = disturbance(record, read_hosts(record.files))
+    load = recorded_load(record)
     return replace(rate, is_loaded=load is not None and load.is_load)
 
 

@@ -9,7 +9,7 @@ against the sequential baseline, of its own precision if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,7 @@ from paceline.analysis.explain.explanation import Explanation, explain
 from paceline.analysis.statistics.fastest import Fastest
 from paceline.analysis.statistics.rates import RunRates
 from paceline.analysis.trial import resource_checks as resources
+from paceline.analysis.trial.load import LoadOfRun, load_of_run
 from paceline.analysis.trial.reading import (
     TrialRecord,
     by_workload,
@@ -47,7 +48,6 @@ from paceline.analysis.trial.reading import (
     source_flags,
     with_sources,
 )
-from paceline.analysis.trial.usage import LoadOfRun, load_of_run
 from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
 from paceline.base.errors import NotComparable, UsageError
 from paceline.measure.records.documents import Stopping, read_stopping
@@ -104,6 +104,10 @@ class Comparison:
         """Return how many lab hosts took turns on the same cores; 1 if each had its own."""
         found = (trial.record.dilation for each in self.trials.values() for trial in each)
         return max(found, default=1)
+
+    def load_of(self, configurations: Iterable[str]) -> LoadOfRun:
+        """Return how many trials of some configurations ran beside other work."""
+        return _load([trial for name in configurations for trial in self.trials.get(name, ())])
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of the command line contract.
@@ -284,7 +288,6 @@ def compare_run(
         for name, found in by_workload(records).items()
     ]
     trials = {name: found for part in parts for name, found in part.trials.items()}
-    load = _load(trials)
     return Comparison(
         experiment=finished[0].trial.experiment,
         rows=tuple(row for part in parts for row in part.rows),
@@ -293,12 +296,12 @@ def compare_run(
         verdicts={p.name: p.verdict for p in parts},
         unfinished=tuple(unfinished),
         stopping=stopping,
-        flags=(*(f for part in parts for f in part.flags), *_flags(finished), *load.flags),
+        flags=(*(f for part in parts for f in part.flags), *_flags(finished)),
         local_global=tuple(found for part in parts for found in part.local_global),
         compression=tuple(found for part in parts for found in part.compression),
         trials=trials,
         manifest=with_sources(manifest, finished),
-        load=load,
+        load=_load([trial for found in trials.values() for trial in found]),
     )
 
 
@@ -463,10 +466,9 @@ def _flags(finished: Sequence[TrialRecord]) -> list[str]:
     return list(dict.fromkeys(flags))
 
 
-def _load(trials: Mapping[str, Sequence[TrialAnalysis]]) -> LoadOfRun:
-    every = [trial for found in trials.values() for trial in found]
-    again = {t.record.trial.id for t in every if t.record.trial.is_again}
-    return load_of_run({t.record.trial.id: t.disturbance for t in every}, again)
+def _load(trials: Sequence[TrialAnalysis]) -> LoadOfRun:
+    again = {t.record.trial.id for t in trials if t.record.trial.is_again}
+    return load_of_run({t.record.trial.id: t.disturbance for t in trials}, again)
 
 
 def _unfinished(record: TrialRecord) -> UnfinishedTrial:

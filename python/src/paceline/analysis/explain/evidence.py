@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.analysis.trial.communication import clock_errors
+from paceline.analysis.trial.load import busy_percent
 from paceline.analysis.trial.phases import mean_of_each, median_of_each, trial_phases
 from paceline.analysis.trial.reading import TrialRecord, read_hosts
 from paceline.analysis.trial.steps import GlobalSteps, RankSteps, global_steps, read_steps
 from paceline.analysis.trial.stragglers import Straggling, find_straggler
-from paceline.analysis.trial.usage import TrainingSamples, disturbance
+from paceline.analysis.trial.usage import TrainingSamples
 from paceline.base.errors import NotComparable
 from paceline.measure.records.phases import LABELS
 from paceline.plan.trials.trial import Trial
@@ -107,11 +108,10 @@ def trial_evidence(record: TrialRecord) -> Values:
     sampled = [TrainingSamples(record, host) for host in hosts if not host.samples.is_empty()]
     by_host = [{each.name: host.mean(each.column) for each in FIGURES} for host in sampled]
     values = {figure.name: _combined(figure, by_host) for figure in FIGURES}
-    load = disturbance(record, hosts)
     cores = [host.header["cores"] for host in hosts if host.header.get("cores")]
     return {
         **values,
-        OTHERS.name: None if load is None else load.busy_percent,
+        OTHERS.name: busy_percent(record, hosts),
         HOST_CORES: max(cores, default=None),
     }
 

@@ -1,31 +1,21 @@
-"""Use of CPU, memory and threads during a trial, from the traces of its hosts.
-
-Background load is the use of CPU by other processes while a trial trained. Speeds measured on a
-busy machine are not the speeds of the machine, and trials with different background load cannot be
-compared. CPU time of a host that the processes of the trial did not use belongs to others. Hosts
-that are parts of one machine (namespaces, containers) all see the time of the whole machine, so
-they are combined. Niced processes count like all others: they use caches and memory, too.
-Interrupts are left out, because those of messages belong to the trial.
-"""
+"""Use of CPU, memory and threads during a trial, from the traces of its hosts."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from paceline.analysis.trial.host_frames import column, gaps, host_frame, struct_fields
+from paceline.analysis.trial.host_frames import column, gaps, host_frame
 from paceline.analysis.trial.phases import median_of
 from paceline.analysis.trial.reading import HostTrace, RankRecord, TrialRecord
 
 MemoryKind = Literal["pss", "rss"]
-DISTURBING_PERCENT = 10.0  # percent of all cores: far above launcher, kernel and sidecar
 _SWITCHES = (
     "run_voluntary_context_switches_per_s", "run_involuntary_context_switches_per_s",
 )  # fmt: skip
@@ -138,7 +128,7 @@ class TrainingSamples:
 
     def __init__(self, record: TrialRecord, host: HostTrace) -> None:
         self._frame = host_frame(host)
-        self._inside = _in_training(record, host.host, self._frame)
+        self._inside = in_training(record, host.host, self._frame)
 
     @property
     def has_samples(self) -> bool:
@@ -173,7 +163,7 @@ def span_on_host(record: TrialRecord, host: str, name: str) -> tuple[float, floa
     return min(s.started_unix_s for s in spans), max(s.ended_unix_s for s in spans)
 
 
-def _in_training(record: TrialRecord, host: str, samples: pl.DataFrame) -> NDArray[np.bool_]:
+def in_training(record: TrialRecord, host: str, samples: pl.DataFrame) -> NDArray[np.bool_]:
     """Return the mask of the samples of a host in the training; a sample is of the time before."""
     span = span_on_host(record, host, "train") or (0.0, -1.0)
     unix_s = samples["unix_s"].to_numpy()
@@ -181,7 +171,7 @@ def _in_training(record: TrialRecord, host: str, samples: pl.DataFrame) -> NDArr
     return inside
 
 
-def _before_end(record: TrialRecord, host: str, samples: pl.DataFrame) -> NDArray[np.bool_]:
+def before_end(record: TrialRecord, host: str, samples: pl.DataFrame) -> NDArray[np.bool_]:
     """Return the mask of the samples of a host until its training ended."""
     span = span_on_host(record, host, "train")
     before: NDArray[np.bool_] = samples["unix_s"].to_numpy() <= (math.inf if not span else span[1])
@@ -198,44 +188,6 @@ def launch_on_host(record: TrialRecord, host: str) -> float | None:
     there: list[RankRecord] = [r for r in record.ranks if r.host == host]
     offset = there[0].clock_offset_s if there else 0.0
     return record.outcome.launched_unix_s - offset
-
-
-class _BackgroundLoad(NamedTuple):
-    """Counters of one host from its first to its last sample in training, as shares of CPU time."""
-
-    computing: float  # user, nice and system time of all processes
-    run: float  # CPU time of the trial's own processes
-    stolen: float  # CPU time that the hypervisor gave to other machines
-    other: float  # interrupts and guests
-
-
-def _load_in_training(record: TrialRecord, host: HostTrace) -> _BackgroundLoad | None:
-    """Return the CPU shares of one host during the `train` span; None without two samples.
-
-    If the training is too short for two samples, the last ones before its end are taken: its ranks
-    start up between them, and another program was probably there already.
-    """
-    frame = host.samples
-    if "user" not in struct_fields(frame, "cpu_seconds"):
-        return None
-    found = np.flatnonzero(_in_training(record, host.host, frame))
-    if len(found) < 2:
-        found = np.flatnonzero(_before_end(record, host.host, frame))[-2:]
-    if len(found) < 2:
-        return None
-    ends = frame[[int(found[0]), int(found[-1])]]
-    seconds = ends["cpu_seconds"].struct.unnest()
-    spent = {mode: max(0.0, float(np.diff(column(seconds, mode))[0])) for mode in seconds.columns}
-    run_s = max(0.0, float(np.diff(column(ends, "run_cpu_seconds"))[0]))
-    total_s = float(np.nansum(list(spent.values())))
-    if total_s <= 0:
-        return None
-    return _BackgroundLoad(
-        computing=sum(spent.get(mode, 0.0) for mode in ("user", "nice", "system")) / total_s,
-        run=run_s / total_s,
-        stolen=spent.get("steal", 0.0) / total_s,
-        other=spent.get("other", 0.0) / total_s,
-    )
 
 
 def _sidecar_percent(host: HostTrace) -> float | None:
@@ -256,7 +208,7 @@ def _total_increase(counter: NDArray[np.float64]) -> float:
 
 def _until_trained(record: TrialRecord, host: HostTrace) -> pl.DataFrame:
     """Return the samples of a host until its ranks have trained; all if there are none before."""
-    before = host.samples.filter(pl.Series(_before_end(record, host.host, host.samples)))
+    before = host.samples.filter(pl.Series(before_end(record, host.host, host.samples)))
     return host.samples if before.is_empty() else before
 
 
@@ -304,93 +256,3 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def _total(values: Iterable[float | None]) -> float | None:
     known = _known(values)
     return sum(known) if known else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disturbance:
-    """Percent of all cores during the `train` span, on the machine with the highest load."""
-
-    others_percent: float  # used by processes that do not belong to the trial
-    stolen_percent: float  # given to other machines by the hypervisor
-    busy_percent: float  # the same as others_percent, with interrupts
-
-    @property
-    def is_load(self) -> bool:
-        """Tell whether other work may have slowed the trial."""
-        return self.others_percent + self.stolen_percent > DISTURBING_PERCENT
-
-
-def disturbance(record: TrialRecord, hosts: Sequence[HostTrace]) -> Disturbance | None:
-    """Compute the background load of one trial; None if its hosts have too few samples, or take
-    turns: their traces have no CPU time of others."""
-    if record.dilation > 1:
-        return None
-    machines: dict[str, list[_BackgroundLoad]] = defaultdict(list)
-    for trace in hosts:
-        load = _load_in_training(record, trace)
-        if load is not None:
-            machines[str(trace.header.get("boot_id") or trace.host)].append(load)
-    if not machines:
-        return None
-    return Disturbance(
-        others_percent=max(_others_percent(loads) for loads in machines.values()),
-        busy_percent=max(_others_percent(loads, all_modes=True) for loads in machines.values()),
-        stolen_percent=max(100 * load.stolen for loads in machines.values() for load in loads),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOfRun:
-    """Trials of a run that ran beside other work; those without a measured load do not count."""
-
-    trials: int  # that were planned
-    beside_others: int  # of them
-    measured_again: int
-    again_beside_others: int  # of those that were measured again
-    # the largest shares of any trial, in percent of all cores
-    others_percent: float
-    stolen_percent: float
-    by_trial: Mapping[str, Disturbance]
-
-    @property
-    def flags(self) -> list[str]:
-        """One sentence if other work may have slowed a trial."""
-        if not self.beside_others + self.again_beside_others:
-            return []
-        most = [f"other processes used up to {self.others_percent:.0f} % of the cores"]
-        if self.stolen_percent > 1:
-            most.append(
-                f"the hypervisor gave up to {self.stolen_percent:.0f} % of the CPU time to other "
-                "machines"
-            )
-        again = f"{self.measured_again} were measured again"
-        if self.again_beside_others:
-            again += f" ({self.again_beside_others} of them beside other work, too)"
-        counts = f"{self.beside_others} of {self.trials} trials ran beside other work; {again}"
-        return [f"{counts}: {' and '.join(most)}. An idle machine shows more"]
-
-
-def load_of_run(found: Mapping[str, Disturbance | None], again: Collection[str]) -> LoadOfRun:
-    """Count the trials that ran beside other work. found: by trial id. again: ids of those that
-    measured another one again."""
-    known = {name: load for name, load in found.items() if load is not None}
-    planned = [load for name, load in known.items() if name not in again]
-    repeated = [load for name, load in known.items() if name in again]
-    return LoadOfRun(
-        trials=len(planned),
-        beside_others=sum(load.is_load for load in planned),
-        measured_again=len(repeated),
-        again_beside_others=sum(load.is_load for load in repeated),
-        others_percent=max((load.others_percent for load in known.values()), default=0.0),
-        stolen_percent=max((load.stolen_percent for load in known.values()), default=0.0),
-        by_trial=known,
-    )
-
-
-def _others_percent(loads: Sequence[_BackgroundLoad], *, all_modes: bool = False) -> float:
-    """Return the load of other processes on one machine, whose hosts trained at the same time.
-
-    all_modes: count interrupts, too.
-    """
-    busy = max(load.computing + (load.other if all_modes else 0.0) for load in loads)
-    return 100.0 * max(0.0, busy - sum(load.run for load in loads))

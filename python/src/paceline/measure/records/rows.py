@@ -378,6 +378,7 @@ class Outcome:
     # machine: processes that do not belong to the trial, and the hypervisor. None if not measured
     others_percent: float | None = None
     stolen_percent: float | None = None
+    machine_cores: int | None = None  # None in records of older versions, too
     beside_others: bool = False  # the sum was above the limit
 
     @property

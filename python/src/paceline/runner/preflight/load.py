@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from paceline.analysis.trial.usage import DISTURBING_PERCENT
+from paceline.analysis.trial.load import DISTURBING_PERCENT
 from paceline.base.errors import TimedOut
 from paceline.measure.telemetry.host_reading import HostReader, Processes, read_processes
 

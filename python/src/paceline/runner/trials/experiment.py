@@ -6,19 +6,16 @@ import tomllib
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 from paceline.analysis.predict.prediction import ShareMeasurement
-from paceline.analysis.trial.reading import load_manifest, load_trial, read_hosts
-from paceline.analysis.trial.usage import disturbance
-from paceline.base.errors import DataError, PacelineWarning, UsageError
+from paceline.analysis.trial.reading import load_manifest
+from paceline.base.errors import PacelineWarning, UsageError
 from paceline.base.host.own_runs import remember_run
 from paceline.measure.records.documents import set_aside
 from paceline.measure.records.files import document, read_json, write_json
-from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.phases import replayed_after
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Experiment, Spec
@@ -147,7 +144,6 @@ def _run_trials(
             set_aside(files, trial)
             outcome = run_followed(trial, trial_files, progress, number, len(known))
             if outcome.status == "ok":
-                _record_load(outcome, trial_files)
                 check_equivalences(known, files, marks.shown, keep_tensors=keep_tensors)
             elif not keep_going or outcome.status == "interrupted":
                 raise failure_of(outcome, files)
@@ -159,21 +155,6 @@ def _run_trials(
     if rule is not None:
         rule.ended(repeat + 1)
     return failed
-
-
-def _record_load(outcome: Outcome, files: TrialFiles) -> None:
-    """Write what others used while a trial trained into its outcome, if it was measured."""
-    found = None
-    with suppress(DataError):  # who reads the damaged trace next says so
-        found = disturbance(load_trial(files), read_hosts(files))
-    if found is not None:
-        outcome = replace(
-            outcome,
-            others_percent=found.others_percent,
-            stolen_percent=found.stolen_percent,
-            beside_others=found.is_load,
-        )
-        write_json(files.outcome, outcome)
 
 
 def _with_repeated(

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from paceline.analysis.equivalence.check import check_equivalence, write_equivalence
 from paceline.analysis.equivalence.shown import Shown
+from paceline.analysis.trial.load import recorded_load
+from paceline.analysis.trial.reading import load_trial
 from paceline.base.errors import (
     DataError,
     EnvironmentLacks,
@@ -86,6 +88,8 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     outcome = dataclasses.replace(outcome, launched_unix_s=launched_unix_s)
     if outcome.status == "ok" and SLICES_VARIABLE in os.environ:
         outcome = _in_own_time(outcome, files, Path(os.environ[SLICES_VARIABLE]))
+    if outcome.status == "ok":
+        outcome = _with_load(outcome, files)
     write_json(files.outcome, outcome)
     move_made_paths(trial, files)
     if outcome.status == "ok":
@@ -201,6 +205,23 @@ def _run_attempt(
         ended_unix_s=time.time(),
         failed_rank=outcome.failed_rank,
         message=outcome.reason,
+    )
+
+
+def _with_load(outcome: Outcome, files: TrialFiles) -> Outcome:
+    """Return the outcome with what others used while the trial trained, if it was measured."""
+    try:
+        found = recorded_load(load_trial(files))
+    except DataError:
+        return outcome  # the first command that reads the damaged trace reports it
+    if found is None:
+        return outcome
+    return dataclasses.replace(
+        outcome,
+        others_percent=found.others_percent,
+        stolen_percent=found.stolen_percent,
+        machine_cores=found.cores,
+        beside_others=found.is_load,
     )
 
 
