@@ -20,7 +20,7 @@ from decisions import Decision, Network, Place, Results, decisions, networks, re
 from paceline.analysis.explain.evidence import PART_LABELS
 from paceline.analysis.trial.reading import TIMES
 from paceline.plan.spec.extensions import WORKLOADS
-from paceline.show.report.columns import NEAR_MARK
+from paceline.show.report.columns import UNDECIDED_MARK
 from paceline.show.report.wording import NOT_MEASURED, bounds, megabytes, milliseconds
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _comparison_cells(decision: Decision) -> list[str]:
         speedup += ", one repeat: without the noise between runs"
     return [
         _where(decision),
-        "<br>".join([f"**{first.name}**", *(f"{NEAR_MARK} {each.name}" for each in tied)]),
+        "<br>".join([f"**{first.name}**", *(f"{UNDECIDED_MARK} {each.name}" for each in tied)]),
         speedup,
         _ratio(decision.more_nodes),
         _next(decision),

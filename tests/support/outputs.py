@@ -27,12 +27,12 @@ _SHOWN = re.compile(
 _BY_CHANCE = re.compile(
     r"^eq\.: .*?(?=^report: |\Z)"  # the notes below a table, and the verdict
     r"|^ +best  .*?(?=^\S|\n\n)"  # of `tune`: what is better than the default, and its remarks
-    r"|^(?:\* fastest|≈ not separated|no gain: |\S+: the default is).*?(?=^\S|\n\n)"
-    r"|(?<=\w) [*≈](?= )",
+    r"|^(?:\* fastest|\? undecided|no gain: |\S+: the default is).*?(?=^\S|\n\n)"
+    r"|(?<=\w) [*?](?= )",
     re.DOTALL | re.MULTILINE,
 )
 _COST = re.compile(r"\b(?:compute|data wait|bubble|waiting|transfer|other) (?=\d)")
-_FIGURE = re.compile(r"[=≈+-]?\d\S*|±\S+|missed|\u2013")
+_FIGURE = re.compile(r"[=?+-]?\d\S*|±\S+|missed|\u2013")
 _CALL = re.compile(r"  \S+:\d+ in ")  # of a stack
 
 

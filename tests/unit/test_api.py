@@ -128,7 +128,7 @@ def test_unknown_trial_is_refused(run):
 
 def test_verdict_of_one_and_of_several_workloads(run, tmp_path):
     assert run.verdict.best == run.rows()[0]["configuration"]
-    assert "is fastest" in run.verdict.sentence
+    assert "The fastest is " in run.verdict.sentence
     other = fabricate.Case(workload="simple-big", model="alexnet")
     two = fabricate.make_run(
         tmp_path / "two", [fabricate.SEQUENTIAL], cases=[fabricate.Case(), other]

@@ -109,8 +109,12 @@ def make_run(
     cases: Sequence[Case] = (Case(),),
     repeats: int = 1,
     jitter: float = 0.0,
+    in_repeat: Callable[[Way, int], Way] = lambda way, _: way,
 ) -> RunFiles:
-    """Fabricate a run; trial `i` starts 1000 s after the one before it."""
+    """Fabricate a run; trial `i` starts 1000 s after the one before it.
+
+    in_repeat: returns what a way takes in a repeat.
+    """
     run = RunFiles(root)
     ids: list[str] = []
     for repeat in range(repeats):
@@ -118,7 +122,8 @@ def make_run(
             for way in ways:
                 trial = make_trial_value(way, case, repeat)
                 launched = LAUNCHED + 1000.0 * len(ids)
-                make_trial(run.trial(trial.id), trial, way, case, launched, jitter)
+                took = in_repeat(way, repeat)
+                make_trial(run.trial(trial.id), trial, took, case, launched, jitter)
                 ids.append(trial.id)
     write_json(run.manifest, _manifest(ids, cases))
     return run

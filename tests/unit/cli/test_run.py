@@ -54,7 +54,7 @@ def test_run_with_some_failed_trials_shows_the_table_and_then_the_reason(
     monkeypatch.setattr(experiment, "run", lambda *_, **__: [FAILED])
     assert main(["run", "quickstart", "--out", str(tmp_path)]) == ExitCode.TIMED_OUT
     shown = capsys.readouterr()
-    assert "is fastest" in shown.out
+    assert "The fastest is " in shown.out
     assert f"report: {tmp_path / 'report.html'}" in shown.out
     assert shown.err.lstrip().startswith(
         "paceline: trial tiny.x.r0: not done within its limit\nthe last"

@@ -34,7 +34,13 @@ from paceline.measure.records.files import fields_of, write_text
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.trials.planning import matching, no_match
 from paceline.show.export.run_data import RunData
-from paceline.show.report.runs import configuration_names, gate_sentences, junit_text, runs_view
+from paceline.show.report.runs import (
+    configuration_names,
+    gate_sentences,
+    junit_text,
+    loaded_runs,
+    runs_view,
+)
 from paceline.show.report.table import comparison_view
 from paceline.show.report.verdict import comparison_document
 
@@ -234,8 +240,9 @@ def _print_pair(
         print_json({**fields_of(comparison), **more, **judged})
     else:
         names = _names(before, after)
-        sentences = [] if gate is None else gate_sentences(gate, names)
-        view = runs_view(comparison, differences, names, sentences)
+        load = loaded_runs({"the first run": before.loaded, "the second run": after.loaded})
+        sentences = [] if gate is None else gate_sentences(gate, names, load)
+        view = runs_view(comparison, differences, names, sentences, load)
         if as_markdown:
             print(markdown(view))
         else:

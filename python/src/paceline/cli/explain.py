@@ -22,10 +22,10 @@ from paceline.plan.trials.planning import matching, no_match
 from paceline.show.export.run_data import RunData
 from paceline.show.report.explain import (
     explained_runs_view,
-    explanation_view,
-    name_in,
     overview,
+    pair_view,
 )
+from paceline.show.report.runs import loaded_runs
 
 Pair = tuple[str, str]
 
@@ -113,16 +113,15 @@ def _explanations(run: RunData, pair: Pair | None, only: str | None) -> list[Exp
 
 def _show(run: RunData, explanations: list[Explanation]) -> None:
     comparison = run.comparison
-    name = name_in(comparison)
     console = plain_console()
     if len(explanations) == 1:
-        console.print(explanation_view(explanations[0], name))
+        console.print(pair_view(comparison, explanations[0]))
         return
     for workload in comparison.workloads:
         own = [e for e in explanations if comparison.row(e.faster).workload == workload]
         if own:
             reference = next(row for row in comparison.rows_of(workload) if row.ranked)
-            console.print(overview(own, reference.configuration, name))
+            console.print(overview(comparison, own, reference.configuration))
             print()
     clear = next((e for e in explanations if e.causes), explanations[0])
     print_text(f"in detail: paceline explain {run.files.root} --pair {clear.faster} {clear.slower}")
@@ -149,4 +148,8 @@ def _explain_runs(first_dir: Path, second_dir: Path, only: str | None, *, as_jso
         print_json(document)
         return
     trials = [own[0].record.trial for own in {**first.trials, **second.trials}.values()]
-    plain_console().print(explained_runs_view(found, labels, trials))
+    loads = {
+        label: (run.load.beside_others, run.load.trials)
+        for label, run in zip(labels, (first, second), strict=True)
+    }
+    plain_console().print(explained_runs_view(found, labels, trials, loaded_runs(loads)))

@@ -13,7 +13,7 @@ from paceline.cli.console import plain_console, print_text
 from paceline.plan.trials.trial import Trial
 from paceline.runner.tune.session import SearchPlan
 from paceline.runner.tune.spaces import LeftOut
-from paceline.show.report.columns import NEAR_MARK
+from paceline.show.report.columns import UNDECIDED_MARK
 from paceline.show.report.wording import with_bounds
 from paceline.train.transports.bucket_settings import gradient_options_of
 
@@ -112,7 +112,7 @@ def _rows(found: TargetResult, findings: Findings) -> list[tuple[str, str, str, 
     name, settings = found.target.name, communication_text
     if findings.compares_targets:
         is_best = found is findings.best(found.target.workload)
-        name += " *" if is_best else f" {NEAR_MARK}" if found.near_best else ""
+        name += " *" if is_best else f" {UNDECIDED_MARK}" if found.near_best else ""
         settings = settings_text
     rows = []
     if found.default is not None:
@@ -145,7 +145,7 @@ def _remarks(found: Sequence[TargetResult], findings: Findings) -> list[str]:
     else:
         lines = [LEGEND, *(["* fastest of this workload"] if any(f.chosen for f in found) else [])]
     if any(each.near_best for each in found):
-        lines.append(f"{NEAR_MARK} not separated from it: the difference may be chance (5 %)")
+        lines.append(f"{UNDECIDED_MARK} undecided: perhaps as fast (5 %)")
     if any(each.keeps_default for each in found):
         lines.append(NO_GAIN)
     return lines + [f"{each.target.name}: {line}" for each in found for line in _remarks_on(each)]

@@ -142,7 +142,8 @@ def command(
         console = plain_console()
         console.print(predictions_view(found, console.width))
     if not found.predictions:
-        reasons = "".join(f"\n  - {sentence}" for sentence in refusal_sentences(found.refusals))
+        refused = refusal_sentences(found.refusals, names_workload=len(found.load) > 1)
+        reasons = "".join(f"\n  - {sentence}" for sentence in refused)
         raise NotComparable(f"nothing can be predicted from these runs:{reasons}")
 
 

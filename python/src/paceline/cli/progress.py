@@ -31,7 +31,7 @@ from rich.table import Column
 from rich.text import Text
 
 from paceline.analysis.compare.compute_row import planned_row
-from paceline.analysis.compare.row import short_name
+from paceline.analysis.compare.row import full_name, short_name
 from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.base.errors import PacelineError
@@ -250,10 +250,15 @@ class LiveRanking:
         self.table: RenderableType = ""
 
     def name(self, trial: Trial) -> str:
-        """Return the short name of a trial's configuration, and its repeat, counted from 1."""
+        """Return the short name of a trial's configuration, and its repeat, counted from 1.
+
+        It has the workload if the run has several.
+        """
         row = next(row for row in self._rows if row.configuration == trial.configuration)
         again = " again" if trial.is_again else ""
-        return f"{short_name(row, self._rows)}, repeat {trial.planned_repeat + 1}{again}"
+        has_several = len({row.workload for row in self._rows}) > 1
+        name = full_name if has_several else short_name
+        return f"{name(row, self._rows)}, repeat {trial.planned_repeat + 1}{again}"
 
     def started(self, trial: Trial) -> None:
         """Take the time of a trial and of the work after it."""

@@ -141,6 +141,9 @@ def test_a_slowdown_that_could_not_have_been_seen_is_undecided(trials: dict[str,
     sentences = gate_sentences(gate, dict.fromkeys(trials, "x"))
     assert sentences[0] == "Gate undecided for 3 of 3 configurations:"
     assert "could not have been seen; measure about" in sentences[1]
+    blind = tuple(dataclasses.replace(each, detectable=0.999) for each in gate.judged)
+    *_, last = gate_sentences(dataclasses.replace(gate, judged=blind), dict.fromkeys(trials, "x"))
+    assert last == "This test would not even find a slowdown of 90 % in 80 % of cases."
 
 
 @pytest.fixture

@@ -8,13 +8,17 @@ import polars as pl
 import pytest
 from tests.unit.analysis import fabricate
 
-from paceline.analysis.trial.reading import HostTrace, TrialRecord, load_trial
-from paceline.analysis.trial.usage import (
+from paceline.analysis.trial.load import (
     Disturbance,
+    busy_percent,
     disturbance,
     load_of_run,
-    span_on_host,
+    load_of_trials,
 )
+from paceline.analysis.trial.reading import HostTrace, TrialRecord, load_trial
+from paceline.analysis.trial.usage import span_on_host
+from paceline.measure.records.files import write_json
+from paceline.show.report.wording import beside_load, load_words
 
 STATES = ("user", "nice", "system", "idle", "iowait", "steal", "other")
 # Seconds per second on a host of two cores
@@ -54,26 +58,63 @@ def traced(
 def test_trial_alone_on_its_machine_is_not_flagged(record: TrialRecord) -> None:
     found = disturbance(record, [traced(record, QUIET, run_cores=1.88)])
     assert found.others_percent == pytest.approx(1.0)
-    assert load_of_run({"a": found}, ()).flags == []
+    assert load_words(load_of_run({"a": found}, ())) == ""
+    assert beside_load("a is fast.", load_of_run({"a": found}, ())) == "a is fast."
 
 
-def test_background_load_is_flagged_once_with_the_worst_trial(record: TrialRecord) -> None:
+def test_few_trials_beside_other_work_are_counted_with_the_worst_of_them(
+    record: TrialRecord,
+) -> None:
     found = {
         name: disturbance(record, [traced(record, QUIET, run_cores=cores)])
-        for name, cores in (("bad", 1.5), ("worse", 1.0), ("fine", 1.9))
+        for name, cores in (("bad", 1.5), ("worse", 1.0), ("fine", 1.9), ("good", 1.9))
     }
-    (flag,) = load_of_run(found, ()).flags
-    assert flag == (
-        "2 of 3 trials ran beside other work; 0 were measured again: other processes used up to "
-        "45 % of the cores. An idle machine shows more"
+    assert beside_load("a is fast.", load_of_run(found, ())) == (
+        "a is fast; 2 of 4 trials ran beside other work (up to 45 % of the cores)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("cores", "run_cores", "taken"),
+    [
+        (2, 1.0, "one of two cores"),
+        (4, 0.7, "two of four cores"),
+        (2, 1.6, "15 % of the cores"),
+        (None, 1.0, "45 % of the cores"),
+    ],
+)
+def test_load_of_most_trials_comes_first_in_whole_cores(
+    record: TrialRecord, cores: int | None, run_cores: float, taken: str
+) -> None:
+    trace = traced(record, QUIET, run_cores=run_cores)
+    trace = dataclasses.replace(trace, header={**trace.header, "cores": cores})
+    load = load_of_run({"a": disturbance(record, [trace])}, ())
+    assert beside_load("The fastest is a.", load) == (
+        f"While other processes took {taken} (1 of 1 trials), the fastest is a."
+    )
+
+
+def test_recorded_load_is_not_computed_again(record: TrialRecord) -> None:
+    """The traces of the trial show no load."""
+    assert load_of_trials([record]).beside_others == 0
+    assert record.outcome is not None
+    outcome = dataclasses.replace(
+        record.outcome, others_percent=40.0, stolen_percent=5.0, machine_cores=2
+    )
+    write_json(record.files.outcome, outcome)
+    load = load_of_trials([load_trial(record.files)])
+    assert load.beside_others == 1
+    assert load.by_trial[record.trial.id] == Disturbance(
+        others_percent=40.0, stolen_percent=5.0, cores=2
     )
 
 
 def test_stolen_cpu_time_is_flagged(record: TrialRecord) -> None:
     stolen = {**QUIET, "user": 1.4, "steal": 0.4}
     found = disturbance(record, [traced(record, stolen, run_cores=1.5)])
-    (flag,) = load_of_run({"a": found}, ()).flags
-    assert "the hypervisor gave up to 20 % of the CPU time to other machines" in flag
+    assert load_words(load_of_run({"a": found}, ())) == (
+        "while other machines took 20 % of the cores (1 of 1 trials)"
+    )
 
 
 def test_hosts_of_one_machine_are_not_background_load_to_each_other(record: TrialRecord) -> None:
@@ -109,9 +150,9 @@ def test_too_few_samples_give_no_result(record: TrialRecord, seconds: int) -> No
 
 
 def test_trials_without_a_result_are_not_counted() -> None:
-    loaded = Disturbance(others_percent=20.0, stolen_percent=0.0, busy_percent=20.0)
-    (flag,) = load_of_run({"a": loaded, "b": None}, ()).flags
-    assert flag.startswith("1 of 1 trials ran")
+    loaded = Disturbance(others_percent=20.0, stolen_percent=0.0)
+    load = load_of_run({"a": loaded, "b": None}, ())
+    assert (load.beside_others, load.trials) == (1, 1)
 
 
 def test_niced_processes_count_and_interrupts_only_as_busy(record: TrialRecord) -> None:
@@ -120,18 +161,21 @@ def test_niced_processes_count_and_interrupts_only_as_busy(record: TrialRecord) 
     assert found.others_percent == pytest.approx(46.0)
     assert found.is_load
     interrupts = {**QUIET, "user": 0.9, "other": 0.9}
-    found = disturbance(record, [traced(record, interrupts, run_cores=0.98)])
+    traces = [traced(record, interrupts, run_cores=0.98)]
+    found = disturbance(record, traces)
     assert found.others_percent == pytest.approx(1.0)
     assert not found.is_load
-    assert found.busy_percent == pytest.approx(46.0)
+    assert busy_percent(record, traces) == pytest.approx(46.0)
 
 
 def test_trials_that_were_measured_again_are_counted_apart() -> None:
     quiet, loaded = (
-        Disturbance(others_percent=percent, stolen_percent=0.0, busy_percent=percent)
-        for percent in (1.0, 20.0)
+        Disturbance(others_percent=percent, stolen_percent=0.0) for percent in (1.0, 20.0)
     )
     found = {"a": loaded, "b": loaded, "c": quiet, "a.again": loaded, "b.again": quiet}
     load = load_of_run(found, {"a.again", "b.again"})
     assert (load.trials, load.beside_others, load.measured_again) == (3, 2, 2)
-    assert "2 were measured again (1 of them beside other work, too)" in load.flags[0]
+    assert load_words(load) == (
+        "while other processes took 20 % of the cores "
+        "(2 of 3 trials; 2 were measured again, 1 of them beside other work, too)"
+    )

@@ -99,8 +99,8 @@ def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(tmp_path: P
     verdict = comparison.verdicts["tiny"]
     assert verdict.best == row.configuration
     assert verdict_sentence(comparison, "tiny").startswith(
-        "mpi · mpi · processes 2\u00d71 is the fastest to reach accuracy of at least 0.6 in "
-        "2.76 s, 1.84"
+        "The fastest to reach accuracy of at least 0.6 is processes under mpi on two cores in "
+        "2.76 s, 1.84\u00d7 as fast as one process ("
     )
 
 
@@ -124,7 +124,7 @@ def test_highest_throughput_is_not_the_fastest_to_the_target(tmp_path: Path) -> 
     assert lossy.equivalence.equivalent is None
     assert lossy.speed.samples_per_s.estimate > exact.speed.samples_per_s.estimate
     sentence = verdict_sentence(comparison, "tiny")
-    assert "8 steps to the target instead of 12. The latter has the highest" in sentence
+    assert "it takes 12 steps to the target instead of 8. The latter has the highest" in sentence
     # what needs equivalence stays a matter of speed
     assert not lossy.has_comparable_speed
 
@@ -299,5 +299,7 @@ def test_evaluation_without_target_changes_no_ranking(tmp_path: Path) -> None:
     comparison = compare_run(_run(tmp_path, ways, target=None, repeats=2))
     assert comparison.rows[0].goal.target is None
     assert comparison.rows[0].result.metrics
-    assert "is fastest, 1.84" in verdict_sentence(comparison, "tiny")
+    sentence = verdict_sentence(comparison, "tiny")
+    words = "The fastest is processes under mpi on two cores, 1.84\u00d7 one process ("
+    assert sentence.startswith(words)
     assert "at the end" in render(comparison)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.run import Comparison, compare_run
-from paceline.analysis.statistics.intervals import WIDEST
 from paceline.show.report.table import comparison_text
 from paceline.show.report.verdict import verdict_sentence
+from paceline.show.report.wording import bounds
 
 SEEDS = range(16)
 
@@ -61,10 +62,10 @@ def test_order_verdict_and_sentence_agree(comparison: Comparison) -> None:
         return
     assert verdict.best == ranked[0].configuration
     assert set(verdict.ties) <= set(verdict.not_separated)
-    assert (" is fastest" in sentence) == (not verdict.not_separated)
-    assert sentence.startswith("Tie") == (
-        verdict.not_separated != () and set(verdict.ties) == set(verdict.not_separated)
-    )
+    are_ties = set(verdict.ties) == set(verdict.not_separated)
+    assert sentence.startswith("The fastest ") == are_ties
+    assert (" within 3 %, led by " in sentence) == (are_ties and verdict.not_separated != ())
+    assert sentence.startswith("Undecided which of ") == (not are_ties)
     slower = {row.configuration for row in ranked} - {verdict.best, *verdict.not_separated}
     assert (verdict.runner_up is None) == (not slower)
     if verdict.over_runner_up is not None:
@@ -80,13 +81,13 @@ def test_order_verdict_and_sentence_agree(comparison: Comparison) -> None:
         assert ("paceline run --resume RUN_DIR --repeats" in sentence) or "More than" in sentence
 
 
-def test_wide_intervals_are_not_shown_as_numbers(comparison: Comparison) -> None:
+def test_only_intervals_of_one_repeat_are_not_shown_as_numbers(comparison: Comparison) -> None:
     narrow, wide = comparison_text(comparison, 80), comparison_text(comparison, 160)
-    unknown = [
-        row
-        for row in comparison.rows
-        if row.speed.speedup is not None and row.speed.speedup.high > WIDEST * row.speed.speedup.low
-    ]
+    intervals = [row.speed.speedup for row in comparison.rows if row.speed.speedup is not None]
+    unknown = [each for each in intervals if math.isinf(each.high)]
     assert narrow.count("±?") - narrow.count("±? the interval") == len(unknown)
     assert wide.count("(not known)") >= len(unknown)
+    for each in intervals:
+        if each not in unknown and each.low < each.high:
+            assert f"({bounds(each)})" in wide
     assert all(int(width) < 100 for width in re.findall(r"±(\d+)%", narrow))

@@ -25,10 +25,12 @@ def test_other_configuration_is_named_also_where_its_mean_is_shorter(tmp_path) -
     reference = comparison.verdicts["tiny"].best
     assert reference == found.faster
     reversed_ = dataclasses.replace(found, faster=found.slower, slower=found.faster)
+    other = "Where a step is shorter, the cause belongs to the one that it is compared with."
     lines = []
     for each in (found, reversed_):
-        text = shown(overview([each], reference, name_in(comparison)))
-        (heading, *_, row, empty, note) = text.rstrip().splitlines()
+        text = shown(overview(comparison, [each], reference))
+        (heading, *_, row, empty, note) = text.rstrip().removesuffix(other).rstrip().splitlines()
+        assert text.rstrip().endswith(other) == (each is reversed_)
         assert heading.startswith("Steps compared with those of mpi · mpi · processes 2")
         assert (empty, note) == ("", "Shares of causes are upper bounds; they may overlap.")
         assert row.startswith("local · sequential ")
@@ -51,15 +53,15 @@ def test_configurations_that_the_ranking_does_not_separate_are_named_so(tmp_path
     chance = (
         "Among so many comparisons, a difference may be chance although its interval excludes 0."
     )
-    assert chance not in shown(overview([found], found.faster, name))
+    assert chance not in shown(overview(comparison, [found], found.faster))
     near = dataclasses.replace(found, is_significant=False, causes=(), unexplained=None)
-    text = shown(overview([near], near.faster, name))
-    assert "not separated" in text
+    text = shown(overview(comparison, [near], near.faster))
+    assert "undecided" in text
     assert chance in " ".join(text.split())
     sentence = difference_sentence(near, name)
-    assert sentence.startswith("Not separated: local · sequential takes ")
+    assert sentence.startswith("Undecided: local · sequential takes ")
     assert sentence.endswith(f" ms). {chance}")
     wide = Mean(mean=near.difference_s.mean, low=-1.0, high=1.0)
     near = dataclasses.replace(near, difference_s=wide)
-    assert chance not in " ".join(shown(overview([near], near.faster, name)).split())
+    assert chance not in " ".join(shown(overview(comparison, [near], near.faster)).split())
     assert difference_sentence(near, name).endswith(" ms).")

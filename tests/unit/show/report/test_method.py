@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from statistics import geometric_mean
 
@@ -59,14 +60,14 @@ def test_speeds_are_about_the_means_and_speedups_their_ratios(comparison: Compar
     )
 
 
-def test_intervals_have_the_confidence_and_the_widest_ratio_of_the_text(told) -> None:
+def test_intervals_have_the_confidence_of_the_text(told) -> None:
     confidence = number(told["Interval"], r"contains the speed with a probability of (\d+) %") / 100
     belief = Belief(0.0, (none := np.zeros(COMPONENTS)), np.ones(COMPONENTS), none)
     half = stats.norm.ppf((1 + confidence) / 2)
     assert belief.estimate().high == pytest.approx(half, rel=0.01)
-    widest = number(told["Interval"], r"a factor of ([\d.]+)")
-    assert Interval(estimate=1.0, low=1.0, high=widest).is_known
-    assert not Interval(estimate=1.0, low=1.0, high=widest * 1.001).is_known
+    assert "With one repeat it is not known." in told["Interval"]
+    assert Interval(estimate=1.0, low=0.001, high=700.0).is_known
+    assert not Interval(estimate=1.0, low=0.0, high=math.inf).is_known
 
 
 def test_margin_of_a_tie_is_that_of_the_verdict(comparison, told) -> None:

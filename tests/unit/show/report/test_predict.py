@@ -24,9 +24,9 @@ def refusal(setup: str, nodes: tuple[int, ...], transport: str | None = None) ->
     ("low", "high", "words"),
     [
         (1.1, 1.9, "So they are faster."),
-        (1.1, 3.5, "So they are faster, but it is not known by how much."),
+        (1.1, 3.5, "So they are faster."),
         (0.4, 0.7, "So they are slower."),
-        (0.2, 0.9, "So they are slower, but it is not known by how much."),
+        (0.2, 0.9, "So they are slower."),
         (0.9, 1.2, "It is not clear whether they are faster."),
         (0.4, 3.0, "It is not clear whether they are faster."),
     ],
@@ -44,6 +44,8 @@ def test_setups_with_one_reason_share_a_sentence() -> None:
     assert refusal_sentences([refusal("threads", (1,))]) == [
         "threads, 1 node: too few steps. To predict: measure more steps."
     ]
+    (named,) = refusal_sentences([refusal("threads", (1,))], names_workload=True)
+    assert named.startswith("tiny: threads, 1 node: ")
     assert refusal_sentences(refusals) == [
         "threads and processes, 2 to 4 nodes: too few steps. To predict: measure more steps.",
         "sequential over gloo, 8 nodes: too few steps. To predict: measure more steps.",

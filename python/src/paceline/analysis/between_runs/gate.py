@@ -126,7 +126,7 @@ def _of_workload(
 
 
 def _undecided(needed: int | None, limit: float) -> str:
-    expected = f"a slowdown of {100 * limit:.2g} % could not have been seen"
+    expected = f"a slowdown of {100 * limit:.3g} % could not have been seen"
     if needed is None:
         return f"{expected}: perhaps all of its repeats were disturbed; measure more repeats"
     return f"{expected}; measure about {needed} repeats in both runs"

@@ -32,6 +32,33 @@ def short_name(row: Row, among: Sequence[Row]) -> str:
     return SEPARATOR.join([*launcher, strategy_name(row, among)])
 
 
+def plain_name(row: Row, among: Sequence[Row]) -> str:
+    """Return a name for a sentence, for example `processes under mpi` or `one process`.
+
+    It has layout, launcher and transport only where they distinguish it from other rows of its
+    workload.
+    """
+    options = distinctions(row, among)
+    more = f" ({', '.join(options)})" if options else ""
+    setup = row.setup
+    if setup.launcher == "local" and setup.local_strategy == "sequential" and is_single(row):
+        return f"one process{more}"
+    same = [
+        other.setup
+        for other in among
+        if other.workload == row.workload and other.setup.local_strategy == setup.local_strategy
+    ]
+    words = [setup.local_strategy]
+    if any(other.layout != setup.layout for other in same):
+        words.append(setup.layout)
+    if any(other.launcher != setup.launcher for other in same) or setup.launcher != "local":
+        words.append(f"under {setup.launcher}")
+    same = [o for o in same if (o.launcher, o.layout) == (setup.launcher, setup.layout)]
+    if any(other.transport != setup.transport for other in same):
+        words.append(f"over {setup.transport}")
+    return f"{' '.join(words)}{more}"
+
+
 def full_name(row: Row, among: Sequence[Row]) -> str:
     """Return the short name with the workload, for example `tiny: mpi · mpi · processes 2x1`."""
     return f"{row.workload}: {short_name(row, among)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.analysis.compare.ranking import Ranking
@@ -24,6 +24,15 @@ class MainPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherEffect:
+    """Speeds of configurations that differ in their launcher, and in nothing else."""
+
+    fastest: str  # configuration
+    ratios: Mapping[str, Interval]  # speed of each other one over that of the fastest
+    makes_difference: bool | None  # one is separated; False: all are ties; None: not decided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The fastest configuration of a workload among those that are equivalent."""
 
@@ -42,6 +51,7 @@ class Verdict:
     detectable: float | None = None
     further_repeats: int | None = None  # expected number that would decide; None: none or unknown
     no_baseline: str | None = None  # why no baseline has finished
+    launchers: LauncherEffect | None = None  # None: no two rows differ in the launcher alone
     # those of the above that differ from the best in launcher and transport, and in nothing else
     other_launcher_and_transport: tuple[str, ...] = ()
     sentence: str = ""  # with which the report states it
@@ -90,11 +100,56 @@ def make_verdict(
         cause=cause,
         detectable=found.detectable,
         further_repeats=found.further_repeats,
+        launchers=launcher_effect(ranked, ranking),
         other_launcher_and_transport=tuple(
             row.configuration
             for row in ranked
             if (row is behind or row.configuration in near) and differ_in_both(best, row)
         ),
+    )
+
+
+def launcher_effect(ranked: Sequence[Row], ranking: Ranking) -> LauncherEffect | None:
+    """Compare rows that differ in the launcher alone: those of the fastest row, else the most.
+
+    ranked: in the order of their rank. `local` is left out, as in `differ_in_both`.
+    """
+    alike: dict[Hashable, list[Row]] = {}
+    for row in ranked:
+        if row.setup.launcher != "local":
+            alike.setdefault(_beside_launcher(row), []).append(row)
+    several = [same for same in alike.values() if len({row.setup.launcher for row in same}) > 1]
+    if not several:
+        return None
+    chosen = max(several, key=lambda same: (same[0] is ranked[0], len(same)))
+    found = ranking.fastest(row.configuration for row in chosen)
+    ratios = {
+        row.configuration: ratio
+        for row in chosen
+        if found.leader is not None and row.configuration != found.leader
+        if (ratio := ranking.rates.ratio(row.configuration, found.leader)) is not None
+    }
+    if found.leader is None or not ratios:
+        return None
+    return LauncherEffect(
+        fastest=found.leader,
+        ratios=ratios,
+        makes_difference=True if found.separated else None if found.undecided else False,
+    )
+
+
+def _beside_launcher(row: Row) -> Hashable:
+    """Identify everything but the launcher."""
+    setup, training = row.setup, row.training
+    return (
+        setup.local_strategy,
+        setup.layout,
+        setup.transport,
+        setup.labels,
+        setup.details,
+        row.placement.device,
+        training.precision,
+        training.memory_format,
     )
 
 

@@ -36,6 +36,7 @@ from paceline.analysis.predict.prediction import (
     ShareMeasurement,
 )
 from paceline.analysis.statistics.intervals import Interval
+from paceline.analysis.trial.load import load_of_trials
 from paceline.analysis.trial.reading import TrialRecord, by_workload, node_setup
 from paceline.plan.spec.extensions import TRANSPORTS
 from paceline.plan.trials.trial import Trial
@@ -78,9 +79,15 @@ def predict(records: Sequence[TrialRecord], request: PredictionRequest) -> Predi
     """
     for name in request.transports:
         TRANSPORTS.get(name)
-    found = {name: _Workload(same, request) for name, same in by_workload(records).items()}
-    made = [prediction for each in found.values() for prediction in each.predictions()]
-    order = sorted(made, key=lambda p: (p.workload, p.nodes, -p.samples_per_s.estimate))
+    records_of = by_workload(records)
+    found = {name: _Workload(same, request) for name, same in records_of.items()}
+    order = [
+        prediction
+        for each in found.values()
+        for prediction in sorted(
+            each.predictions(), key=lambda p: (p.nodes, -p.samples_per_s.estimate)
+        )
+    ]
     return Predictions(
         predictions=tuple(order),
         refusals=tuple(refusal for each in found.values() for refusal in each.refusals),
@@ -89,6 +96,7 @@ def predict(records: Sequence[TrialRecord], request: PredictionRequest) -> Predi
             name: each.alone.setup.name for name, each in found.items() if each.alone is not None
         },
         unmeasured=tuple(wanted for each in found.values() for wanted in each.unmeasured()),
+        load={name: load_of_trials(same) for name, same in records_of.items()},
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from paceline.analysis.predict.exchange import NodeLink
 from paceline.analysis.statistics.intervals import Interval
+from paceline.analysis.trial.load import LoadOfRun
 
 CONFIDENCE = 0.9  # of the intervals of predictions
 Scaling = Literal["strong", "weak"]
@@ -80,6 +81,7 @@ class ShareMeasurement:
 class Predictions:
     """All predictions of a request, fastest first within a number of nodes.
 
+    load: of the trials that they come from, by workload.
     fastest_alone: the setup on one node that speedups are relative to, by workload.
     """
 
@@ -88,3 +90,4 @@ class Predictions:
     assumptions: tuple[str, ...]
     fastest_alone: Mapping[str, str]
     unmeasured: tuple[ShareMeasurement, ...]
+    load: Mapping[str, LoadOfRun]

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from pydantic import AliasChoices, BeforeValidator, Field
 
 CONFIDENCE = 0.95
-WIDEST = 2.0  # ratio of the bounds of an interval that tells something
 
 # JSON has no infinity: paceline.measure.records.files writes it as null.
 Unbounded = Annotated[float, BeforeValidator(lambda bound: math.inf if bound is None else bound)]
@@ -44,8 +43,8 @@ class Interval:
 
     @property
     def is_known(self) -> bool:
-        """False if the interval spans more than a factor of WIDEST, which tells nothing."""
-        return self.high <= WIDEST * self.low
+        """False if the interval has no bound at all, because the noise is unknown."""
+        return self.low > 0 or math.isfinite(self.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

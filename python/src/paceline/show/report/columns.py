@@ -16,11 +16,11 @@ from paceline.show.report.wording import (
     DASH,
     NOT_MEASURED,
     bounds,
+    drawn,
     mark_of,
     mebibytes,
     number,
     range_of,
-    reach,
     turns_mark,
     whole,
 )
@@ -28,7 +28,8 @@ from paceline.show.report.wording import (
 MeanAndPeak = tuple[float | None, float | None]
 
 UNKNOWN_WIDTH = "±?"
-TIE_MARK, NEAR_MARK = "=", "≈"
+_WIDE_PERCENT = 100.0
+TIE_MARK, UNDECIDED_MARK = "=", "?"
 MARK_STYLES = {
     "✓": "yes",
     "✓¹": "yes",
@@ -74,8 +75,8 @@ def comparison_table(
     verdict = comparison.verdicts[workload]
     if rows is None:
         rows = comparison.rows_of(workload)
-    drawn = [each for row in rows if (each := _drawn_figure(row)) is not None]
-    longest = max(map(reach, drawn), default=0.0)
+    figures = [each for row in rows if (each := _drawn_figure(row)) is not None]
+    longest = max((drawn(each)[1] for each in figures), default=0.0)
     return Table(
         columns=_columns(rows),
         items=[
@@ -108,15 +109,15 @@ def table_title(comparison: Comparison, workload: str) -> str:
 
 
 def _near_mark(verdict: Verdict, row: Row) -> str:
-    """Return = for a tie with the fastest, ≈ if it is not separated, else an empty text."""
+    """Return = for a tie with the fastest, ? if that is undecided, else an empty text."""
     name = row.configuration
     if verdict.best is None or not verdict.not_separated:
         return ""
     if name == verdict.best:
-        return TIE_MARK if set(verdict.ties) == set(verdict.not_separated) else NEAR_MARK
+        return TIE_MARK if set(verdict.ties) == set(verdict.not_separated) else UNDECIDED_MARK
     if name in verdict.ties:
         return TIE_MARK
-    return NEAR_MARK if name in verdict.not_separated else ""
+    return UNDECIDED_MARK if name in verdict.not_separated else ""
 
 
 def mark_cell(row: Row) -> Cell:
@@ -179,11 +180,16 @@ def _time_to_target(line: _Line) -> Cell:
 
 
 def _half_width(interval: Interval) -> str:
-    """Return the larger distance of a bound from the estimate, in percent of the estimate."""
+    """Return the larger distance of a bound from the estimate, in percent of the estimate.
+
+    Of a wide interval, return the bounds.
+    """
     if not interval.is_known:
         return UNKNOWN_WIDTH
     distance = max(interval.high - interval.estimate, interval.estimate - interval.low)
     share = 100 * distance / interval.estimate
+    if share >= _WIDE_PERCENT:
+        return f"({range_of(interval)})"
     return f"±{share:.0f}%" if share >= 1 or share == 0 else "±<1%"
 
 
@@ -201,8 +207,8 @@ def _bar(line: _Line) -> Bar:
     value = _drawn_figure(line.row)
     if value is None:
         return Bar(0.0, 0.0)
-    low = value.low if value.is_known else value.estimate
-    return Bar(low / line.longest, reach(value) / line.longest)
+    low, high = drawn(value)
+    return Bar(low / line.longest, high / line.longest)
 
 
 def _layout(line: _Line) -> str:
@@ -253,7 +259,7 @@ def mark_sentences(comparison: Comparison) -> list[str]:
         margin = max(verdict.margin for verdict in verdicts)
         found.append(f"{TIE_MARK} tie: shown to be at most {100 * margin:g} % behind the fastest.")
     if any(set(verdict.not_separated) - set(verdict.ties) for verdict in verdicts if verdict.best):
-        found.append(f"{NEAR_MARK} not separated from the fastest (5 %).")
+        found.append(f"{UNDECIDED_MARK} before a figure: undecided, it may be the fastest (5 %).")
     return found
 
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from paceline.analysis.compare.row import full_name, short_name
 from paceline.analysis.compare.run import Comparison
 from paceline.analysis.statistics.fastest import TIE_MARGIN
-from paceline.analysis.statistics.intervals import CONFIDENCE, WIDEST
+from paceline.analysis.statistics.intervals import CONFIDENCE
 from paceline.analysis.trial.host_frames import read_series
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.measure.records.phases import ALL_PHASES
@@ -54,7 +54,6 @@ from paceline.show.report.sections import (
 )
 from paceline.show.report.verdict import verdict_sentence
 from paceline.show.report.wording import (
-    NOT_KNOWN,
     NOT_MEASURED,
     arithmetic_words,
     share,
@@ -72,15 +71,14 @@ _MEANINGS = {
     "first step is timed from the launch command.",
     "Interval": f"It contains the speed with a probability of {_CONFIDENCE}, and both speeds of a "
     "configuration that has two. That of samples/s has the whole spread between repeats. With one "
-    f"repeat it is unknown. An interval that spans more than a factor of {WIDEST:g} is shown as "
-    f"“{NOT_KNOWN}”.",
+    "repeat it is not known.",
     "Speedup": "Ratio of samples/s to that of the baseline. What all "
     "configurations share in a repeat cancels in it, such as slow drifts of the machine.",
     "Efficiency": "Speedup over allocated cores, for configurations in the precision of the "
     "baseline.",
-    "Not separated from the fastest": "All configurations are compared with the fastest at once. "
-    f"At most {_ERROR} of runs call a configuration slower that is not. With one repeat there is "
-    "no verdict.",
+    "Undecided": "Neither shown to be slower than the fastest, nor to be a tie with it. All "
+    f"configurations are compared with the fastest at once. At most {_ERROR} of runs call a "
+    "configuration slower that is not. With one repeat there is no verdict.",
     "Tie": f"Shown to be within the margin of the fastest, {share(TIE_MARGIN)} unless the spec has "
     "another.",
     "Time": "Counted for each rank from the launch command to its exit; the phases add up to the "

@@ -14,6 +14,7 @@ from paceline.analysis.compare.run import Comparison, explain_workload
 from paceline.analysis.explain.evidence import HARDWARE_COUNTERS, ON_CORES, PART_LABELS, amount
 from paceline.analysis.explain.explanation import CAUSE_BOUNDS, SPREAD, Cause, Explanation
 from paceline.analysis.statistics.intervals import Mean
+from paceline.analysis.trial.load import LoadOfRun
 from paceline.measure.records.phases import LABELS
 from paceline.plan.trials.trial import Trial
 from paceline.show.report.runs import configuration_names, differences_view
@@ -23,9 +24,12 @@ from paceline.show.report.sections import of_workloads
 from paceline.show.report.wording import (
     NOT_KNOWN,
     NOT_MEASURED,
+    beside_load,
     bounds_ms,
     in_milliseconds,
+    in_workload,
     listed,
+    load_clause,
     milliseconds,
     number,
     share,
@@ -47,6 +51,7 @@ _STATE = (
 )
 _MANY = "Among so many comparisons, a difference may be chance although its interval excludes 0."
 _BOUNDS = f"Shares of causes are {CAUSE_BOUNDS}."
+_OTHER_CAUSE = "Where a step is shorter, the cause belongs to the one that it is compared with."
 _WHOLE = "whole step"
 _MOST_EXPLAINED = 8  # pairs of a workload in the report; the command explains all
 _LEAST_S = 5e-6  # parts that are smaller on both sides are not shown
@@ -57,20 +62,31 @@ _PLACES = PART_LABELS | {
 }
 
 
-def explanation_view(explanation: Explanation, name: Name) -> RenderableType:
-    """Show one pair: the sentence, the parts, the causes, and the evidence.
-
-    name: gives a configuration its short name.
-    """
-    sentence = Section(title=difference_sentence(explanation, name))
-    return terminal_view(Section(parts=(sentence, *_pair_parts(explanation))))
+def explanation_view(explanation: Explanation, sentence: str) -> RenderableType:
+    """Show one pair: its sentence, the parts, the causes, and the evidence."""
+    return terminal_view(Section(parts=(Section(title=sentence), *_pair_parts(explanation))))
 
 
-def overview(explanations: Sequence[Explanation], reference: str, name: Name) -> RenderableType:
-    """Show one line for each configuration that is compared with `reference`.
+def pair_view(comparison: Comparison, explanation: Explanation) -> RenderableType:
+    """Show one pair of a run."""
+    sentence = _sentence_of(comparison, explanation)
+    workload = comparison.row(explanation.faster).workload
+    return explanation_view(explanation, in_workload(comparison, workload, sentence))
+
+
+def _sentence_of(comparison: Comparison, explanation: Explanation) -> str:
+    load = comparison.load_of((explanation.faster, explanation.slower))
+    return difference_sentence(explanation, name_in(comparison), load)
+
+
+def overview(
+    comparison: Comparison, explanations: Sequence[Explanation], reference: str
+) -> RenderableType:
+    """Show one line for each configuration of a workload that is compared with `reference`.
 
     The reference has the best speed. Where they are not separated, another may have shorter steps.
     """
+    name = name_in(comparison)
     lines = [
         (
             name(each.slower if each.faster == reference else each.faster),
@@ -79,15 +95,18 @@ def overview(explanations: Sequence[Explanation], reference: str, name: Name) ->
         )
         for each in explanations
     ]
-    return terminal_view(_overview(f"Steps compared with those of {name(reference)}", lines))
+    load = comparison.load_of(dict.fromkeys(n for e in explanations for n in (e.faster, e.slower)))
+    heading = f"Steps compared with those of {name(reference)}{load_clause(load)}"
+    workload = comparison.row(reference).workload
+    return terminal_view(_overview(in_workload(comparison, workload, heading), lines))
 
 
 def explained_runs_view(
-    found: ExplainedRuns, labels: tuple[str, str], trials: Iterable[Trial]
+    found: ExplainedRuns, labels: tuple[str, str], trials: Iterable[Trial], load: str = ""
 ) -> RenderableType:
     """Show what differs between two runs, then one pair in detail or a line for each.
 
-    labels: names of the runs. trials: one of each configuration.
+    labels: names of the runs. trials: one of each configuration. load: words of `loaded_runs`.
     """
     short = configuration_names(trials)
     names = {
@@ -97,14 +116,16 @@ def explained_runs_view(
     }
     blocks: list[RenderableType] = differences_view(found.differences)
     if len(found.explanations) == 1:
-        blocks.append(explanation_view(found.explanations[0], lambda name: names.get(name, name)))
+        (only,) = found.explanations
+        sentence = difference_sentence(only, lambda name: names.get(name, name), about_runs=load)
+        blocks.append(explanation_view(only, sentence))
     else:
         seconds = {side_name(name, labels[1]): called for name, called in short.items()}
         lines = [
             (seconds.get(each.slower) or seconds[each.faster], each, each.slower in seconds)
             for each in found.explanations
         ]
-        heading = f"Steps in {labels[1]} compared with those in {labels[0]}"
+        heading = f"Steps in {labels[1]} compared with those in {labels[0]}{load}"
         blocks.append(terminal_view(_overview(heading, lines)))
     blocks += [Text(f"not compared: {each}") for each in found.not_compared]
     return spaced([*blocks, Text(_STATE, style="dim")])
@@ -140,7 +161,7 @@ def _causes_part(comparison: Comparison, workload: str) -> Section | None:
         waterfall_chart(each, workload, name(each.faster), name(each.slower)) for each in drawn
     ]
     pairs = [
-        Section(title=difference_sentence(each, name), folded=True, parts=_pair_parts(each))
+        Section(title=_sentence_of(comparison, each), folded=True, parts=_pair_parts(each))
         for each in found
     ]
     return Section(title=workload, charts=charts, parts=pairs)
@@ -164,6 +185,8 @@ def _overview(heading: str, lines: Sequence[Overviewed]) -> Section:
         Column("share", lambda line: share(_main_cause(line[1])[1])),
     ]
     notes = [_BOUNDS] if any(found.causes for _, found, _ in lines) else []
+    is_reversed = any(each.causes and not is_slower for _, each, is_slower in lines)
+    notes += [_OTHER_CAUSE] if is_reversed else []
     notes += [_MANY] if any(_is_one_of_many(found) for _, found, _ in lines) else []
     return Section(title=heading, table=Table(columns=columns, items=lines), notes=notes)
 
@@ -189,7 +212,7 @@ def _main_cause(explanation: Explanation) -> tuple[str, float | None]:
     main, rest = explanation.main_cause, explanation.unexplained
     if main is not None:
         return main.label, main.share
-    return ("not separated", None) if rest is None else ("unexplained", rest.share)
+    return ("undecided", None) if rest is None else ("unexplained", rest.share)
 
 
 def _pair_parts(explanation: Explanation) -> list[Section]:
@@ -252,16 +275,24 @@ def _evidence_table(explanation: Explanation) -> Table[EvidenceLine]:
     return Table(columns=columns, items=lines)
 
 
-def difference_sentence(found: Explanation, name: Name) -> str:
-    """Say by how much one configuration is slower, and the causes."""
+def difference_sentence(
+    found: Explanation, name: Name, load: LoadOfRun | None = None, about_runs: str = ""
+) -> str:
+    """Say by how much one configuration is slower, and the causes.
+
+    load: of the trials of both. about_runs: words of `loaded_runs`.
+    """
     slower, faster = name(found.slower), name(found.faster)
     more, interval = milliseconds(found.difference_s.mean), _bounds(found.difference_s)
     unit = "" if interval == NOT_KNOWN else " ms"
     takes = f"{slower} takes {more} more per step than {faster} (95 % interval {interval}{unit})"
+    if found.is_significant:
+        words = f"{takes}, {found.slower_s / found.faster_s:.2f} times as long{about_runs}."
+    else:
+        words = f"Undecided: {takes}{about_runs}."
+    words = words if load is None else beside_load(words, load)
     if not found.is_significant:
-        many = f" {_MANY}" if _is_one_of_many(found) else ""
-        return f"Not separated: {takes}.{many}"
-    words = f"{takes}, {found.slower_s / found.faster_s:.2f} times as long."
+        return f"{words} {_MANY}" if _is_one_of_many(found) else words
     if not found.causes:
         return f"{words} No evidence explains it."
     named = listed([f"{cause.label} at most {share(cause.share)}" for cause in found.causes[:3]])

@@ -11,10 +11,12 @@ from paceline.analysis.predict.prediction import CONFIDENCE, Prediction, Predict
 from paceline.analysis.statistics.intervals import Interval
 from paceline.show.report.section import Column, Detail, Section, Table, detail_of, terminal_view
 from paceline.show.report.wording import (
-    NOT_KNOWN,
     NOT_MEASURED,
+    bounds,
+    bounds_in_words,
     in_milliseconds,
     listed,
+    load_clause,
     number,
     range_of,
     share,
@@ -57,7 +59,8 @@ def predictions_view(found: Predictions, width: int = 80) -> RenderableType:
     assumed = [f"Assumed: {sentence}." for sentence in found.assumptions]
     parts.append(Section(notes=[meaning, *assumed]))
     if found.refusals:
-        parts.append(Section(title="Not predicted:", sentences=refusal_sentences(found.refusals)))
+        refused = refusal_sentences(found.refusals, names_workload=len(found.load) > 1)
+        parts.append(Section(title="Not predicted:", sentences=refused))
     return terminal_view(Section(parts=parts), detail_of(width))
 
 
@@ -68,10 +71,11 @@ def _answers(predictions: Sequence[Prediction], found: Predictions) -> Iterator[
         best = next(each for each in predictions if each.nodes == nodes)  # the fastest is first
         if best.speedup is None:
             continue
+        load = load_clause(found.load[best.workload]) if nodes == numbers[0] else ""
         yield (
             f"{nodes} nodes, {best.setup} over {best.transport}: {number(best.speedup)} times "
-            f"({_in_words(best.speedup)}) as fast as {found.fastest_alone[best.workload]} on one "
-            f"node. {judgement(best.speedup)}"
+            f"({bounds_in_words(best.speedup)}) as fast as {found.fastest_alone[best.workload]} on "
+            f"one node{load}. {judgement(best.speedup)}"
         )
     batches = [w.global_batch for w in found.unmeasured if w.workload == predictions[0].workload]
     if batches:
@@ -85,22 +89,14 @@ def _answers(predictions: Sequence[Prediction], found: Predictions) -> Iterator[
 def _bounds(speedup: Interval | None) -> str:
     if speedup is None or speedup.low == speedup.high:
         return NOT_MEASURED
-    return range_of(speedup)
-
-
-def _in_words(speedup: Interval) -> str:
-    if not speedup.is_known:
-        return f"interval {NOT_KNOWN}"
-    return f"{number(speedup.low)} to {number(speedup.high)}"
+    return bounds(speedup)
 
 
 def judgement(speedup: Interval) -> str:
     """Say whether several nodes are faster than one, if the whole interval says so."""
     if speedup.low <= 1 <= speedup.high:
         return "It is not clear whether they are faster."
-    word = "slower" if speedup.high < 1 else "faster"
-    how_much = "" if speedup.is_known else f", but it is {NOT_KNOWN} by how much"
-    return f"So they are {word}{how_much}."
+    return f"So they are {'slower' if speedup.high < 1 else 'faster'}."
 
 
 def _table(predictions: Sequence[Prediction]) -> Table[Prediction]:
@@ -109,16 +105,17 @@ def _table(predictions: Sequence[Prediction]) -> Table[Prediction]:
     return Table(columns=_COLUMNS, items=shown, gap=1)
 
 
-def refusal_sentences(refusals: Sequence[Refusal]) -> list[str]:
+def refusal_sentences(refusals: Sequence[Refusal], *, names_workload: bool = False) -> list[str]:
     """Say what is not predicted, why, and what to measure; one sentence for each reason."""
-    names: dict[tuple[tuple[int, ...], str, str], list[str]] = {}
+    names: dict[tuple[str, tuple[int, ...], str, str], list[str]] = {}
     for each in refusals:
         over = "" if each.transport is None else f" over {each.transport}"
-        key = each.nodes, each.reason, each.measure
+        key = each.workload, each.nodes, each.reason, each.measure
         names.setdefault(key, []).append(f"{each.setup}{over}")
     return [
-        f"{listed(setups)}, {_node_words(nodes)}: {reason}. To predict: {measure}."
-        for (nodes, reason, measure), setups in names.items()
+        f"{f'{workload}: ' if names_workload else ''}{listed(setups)}, {_node_words(nodes)}: "
+        f"{reason}. To predict: {measure}."
+        for (workload, nodes, reason, measure), setups in names.items()
     ]
 
 

@@ -13,12 +13,13 @@ from paceline.analysis.between_runs.two_runs import Difference, PairedRow, RunCo
 from paceline.analysis.compare.compute_row import planned_row
 from paceline.analysis.compare.row import full_name
 from paceline.plan.trials.trial import Trial
-from paceline.show.report.columns import NEAR_MARK
+from paceline.show.report.columns import UNDECIDED_MARK
 from paceline.show.report.section import Cell, Column, Section, Table, spaced, terminal_view
-from paceline.show.report.wording import bounds, listed, number
+from paceline.show.report.wording import bounds, listed, number, percent
 
 _MOST_OF_A_KIND = 12  # differences that are listed
 _MOST_NAMED = 3  # files in a sentence
+_LARGEST_SEEN = 0.9  # slowdown: what finds only larger ones finds nothing useful
 
 
 def runs_view(
@@ -26,17 +27,19 @@ def runs_view(
     differences: Sequence[Difference],
     names: Mapping[str, str],
     gate: Sequence[str] = (),
+    load: str = "",
 ) -> RenderableType:
     """Return what `paceline compare RUN_A RUN_B` prints.
 
     names: short names of all configurations. gate: sentences of the judgement on the second run.
+    load: words of `loaded_runs`.
     """
     blocks: list[RenderableType] = [
         *differences_view(differences),
-        Text(_sentence(comparison), style="bold"),
+        Text(_sentence(comparison, load), style="bold"),
     ]
     if comparison.rows:
-        notes = (f"{NEAR_MARK} no significant difference (5 %, Holm)",)
+        notes = (f"{UNDECIDED_MARK} undecided: the difference may be chance (5 %, Holm)",)
         blocks.append(
             terminal_view(Section(table=_rows_table(comparison.rows, names), notes=notes))
         )
@@ -90,7 +93,7 @@ def _differences_section(differences: Sequence[Difference]) -> Section:
     )
 
 
-def _sentence(comparison: RunComparison) -> str:
+def _sentence(comparison: RunComparison, load: str) -> str:
     if not comparison.rows:
         return "The runs have no finished configuration in common."
     faster, slower = len(comparison.faster), len(comparison.slower)
@@ -98,8 +101,8 @@ def _sentence(comparison: RunComparison) -> str:
     same = count - faster - slower
     return (
         f"Of {count} {'configuration' if count == 1 else 'configurations'} in both runs, the "
-        f"second run is faster in {faster}, slower in {slower}, and without significant "
-        f"difference in {same}."
+        f"second run is faster in {faster}, slower in {slower}, and undecided in "
+        f"{same}{load}."
     )
 
 
@@ -115,7 +118,7 @@ def _rows_table(rows: Sequence[PairedRow], names: Mapping[str, str]) -> Table[Pa
 
 
 def _ratio(row: PairedRow) -> str:
-    return f"{'' if row.is_different else NEAR_MARK}{row.ratio.estimate:.2f}"
+    return f"{'' if row.is_different else UNDECIDED_MARK}{row.ratio.estimate:.2f}"
 
 
 def _not_shown(row: PairedRow) -> str:
@@ -125,29 +128,41 @@ def _not_shown(row: PairedRow) -> str:
     return f"not shown to be equivalent to the baseline in the {' and '.join(runs)} run"
 
 
-def gate_sentences(gate: Gate, names: Mapping[str, str]) -> list[str]:
+def loaded_runs(trials: Mapping[str, tuple[int, int]]) -> str:
+    """Return what a sentence about runs must add about their load; empty for idle machines.
+
+    trials: by run, those beside other work, and all.
+    """
+    found = [f"{loaded} of {of} trials of {run}" for run, (loaded, of) in trials.items() if loaded]
+    return f"; other work ran beside {listed(found)}" if found else ""
+
+
+def gate_sentences(gate: Gate, names: Mapping[str, str], load: str = "") -> list[str]:
     """Say whether the later run passed, why not, and which slowdown the test would have found.
 
-    names: short names of the configurations.
+    names: short names of the configurations. load: words of `loaded_runs`.
     """
     failed = [each for each in gate.judged if not gate.passes(each)]
     open_ones = [each for each in gate.judged if each.judgement == "undecided"]
     count = f"{len(gate.judged)} configuration{'' if len(gate.judged) == 1 else 's'}"
     if failed == open_ones and failed:
-        lines = [f"Gate undecided for {len(failed)} of {count}:"]
+        lines = [f"Gate undecided for {len(failed)} of {count}{load}:"]
         lines += [f"  {names[each.configuration]}: {each.reason}" for each in failed]
         lines.append("`--allow-undecided` lets them pass.")
     elif not failed:
-        allowed = f"more than {_percent(gate.limit)} slower than in the first run"
-        lines = [f"Gate passed: of {count}, none is shown to be {allowed} (5 %, Holm)."]
+        allowed = f"more than {percent(gate.limit)} slower than in the first run"
+        lines = [f"Gate passed: of {count}, none is shown to be {allowed} (5 %, Holm){load}."]
         if open_ones:
-            seen = f"a slowdown of {_percent(gate.limit)} could not have been seen"
+            seen = f"a slowdown of {percent(gate.limit)} could not have been seen"
             lines.append(f"In {len(open_ones)} of them {seen}.")
     else:
-        lines = [f"Gate failed for {len(failed)} of {count}:"]
+        lines = [f"Gate failed for {len(failed)} of {count}{load}:"]
         lines += [f"  {names[each.configuration]}: {_why_not(each, gate.limit)}" for each in failed]
-    if gate.detectable is not None:
-        lines.append(f"This test finds a slowdown of {_percent(gate.detectable)} in 80 % of cases.")
+    if gate.detectable is not None and gate.detectable > _LARGEST_SEEN:
+        seen = percent(_LARGEST_SEEN)
+        lines.append(f"This test would not even find a slowdown of {seen} in 80 % of cases.")
+    elif gate.detectable is not None:
+        lines.append(f"This test finds a slowdown of {percent(gate.detectable)} in 80 % of cases.")
     return lines
 
 
@@ -155,7 +170,7 @@ def _why_not(judged: Judged, limit: float) -> str:
     """Say why one configuration did not pass the gate."""
     if judged.judgement == "slower" and judged.ratio is not None:
         return (
-            f"slower by more than {_percent(limit)}: {judged.ratio.estimate:.2f} of the speed, at "
+            f"slower by more than {percent(limit)}: {judged.ratio.estimate:.2f} of the speed, at "
             f"most {judged.ratio.high:.2f} (95 %)"
         )
     return f"{judged.judgement}: {judged.reason}"
@@ -181,7 +196,3 @@ def junit_text(gate: Gate, names: Mapping[str, str]) -> str:
 def _printable(text: str) -> str:
     """Replace control characters, which XML does not allow."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"

@@ -136,7 +136,7 @@ def _footnotes(comparison: Comparison) -> list[RenderableType]:
     if any(
         not row.speed.speedup.is_known for row in comparison.rows if row.speed.speedup is not None
     ):
-        unknown = "the interval is not known, or spans more than a factor of two."
+        unknown = "the interval is not known."
         lines.append(Text(f"{UNKNOWN_WIDTH} {unknown}", style="dim"))
     for trial in comparison.unfinished:
         text = Text(f"✗ {trial.trial_id}: {trial.status}", style="red")

@@ -14,9 +14,13 @@ from paceline.analysis.compare.run import Comparison
 from paceline.analysis.compare.verdict import differ_in_both
 from paceline.analysis.equivalence.ranks import Statement
 from paceline.analysis.statistics.intervals import Interval, Mean
+from paceline.analysis.trial.load import LoadOfRun
 from paceline.measure.records.documents import Stopping
 
 _FIRST_STEPS = "✓¹"
+_LARGE_RATIO = 100.0  # two decimals of such a bound tell nothing
+_LEAST_DISTANCE = 1e-5  # of a bound: less is rounding
+_MOST_DRAWN = 2.0  # of the estimate: a figure shows no more of a wide interval
 STATEMENT_MARKS = {
     Statement.EQUAL: "✓",
     Statement.DATA_PARALLEL: "✓",
@@ -28,7 +32,8 @@ DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
 NOT_MEASURED = DASH
 NO_STEP = "no step after the warm-up was measured"
-NOT_KNOWN = "not known"  # an interval that spans more than a factor of two
+NOT_KNOWN = "not known"  # an interval without bounds
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 def number(value: float | Interval | None, digits: int = 3) -> str:
@@ -60,6 +65,17 @@ def share(value: float | None, decimals: int = 0) -> str:
     return NOT_MEASURED if value is None else f"{100 * value:.{decimals}f} %"
 
 
+def percent(value: float) -> str:
+    """Format a share of 1 in percent with two significant digits, never with an exponent."""
+    return f"{100 * value:.0f} %" if value >= 0.1 else f"{100 * value:.2g} %"
+
+
+def number_word(value: int, noun: str | None = None) -> str:
+    """Return a number in words, with its noun, for example `two cores`."""
+    word = _NUMBERS[value] if value < len(_NUMBERS) else str(value)
+    return word if noun is None else f"{word} {noun}{'' if value == 1 else 's'}"
+
+
 def signed(value: float | None) -> str:
     if value is None:
         return NOT_MEASURED
@@ -85,22 +101,51 @@ def listed(names: Sequence[str], most: int | None = None) -> str:
 
 
 def bounds(interval: Interval) -> str:
-    """Format the bounds of a ratio; too wide ones tell nothing."""
-    if not interval.is_known:
-        return NOT_KNOWN
-    return f"{interval.low:.2f}{DASH}{interval.high:.2f}"
+    """Format the bounds of a ratio for a table."""
+    return _joined(_ratio_ends(interval), DASH)
+
+
+def bounds_in_words(interval: Interval) -> str:
+    """Format the bounds of a ratio for a sentence, for example `0.35 to 2.34`."""
+    return _joined(_ratio_ends(interval), " to ") if interval.is_known else f"interval {NOT_KNOWN}"
 
 
 def range_of(interval: Interval) -> str:
-    """Format the bounds with three significant digits; too wide ones tell nothing."""
-    if not interval.is_known:
-        return NOT_KNOWN
-    return f"{number(interval.low)}{DASH}{number(interval.high)}"
+    """Format the bounds for a table, with two significant digits of their distance."""
+    return _joined(_ends(interval.low, interval.high) if interval.is_known else None, DASH)
 
 
 def bounds_ms(interval: Mean) -> str:
     """Format the bounds of seconds in milliseconds."""
-    return f"{in_milliseconds(interval.low)} to {in_milliseconds(interval.high)}"
+    is_known = math.isfinite(interval.low) or math.isfinite(interval.high)
+    ends = _ends(1000 * interval.low, 1000 * interval.high) if is_known else None
+    return _joined(ends, " to ")
+
+
+def _joined(ends: tuple[str, str] | None, between: str) -> str:
+    return NOT_KNOWN if ends is None else f"{ends[0]}{between}{ends[1]}"
+
+
+def _ratio_ends(interval: Interval) -> tuple[str, str] | None:
+    if not interval.is_known:
+        return None
+    if interval.high >= _LARGE_RATIO:
+        return number(interval.low), number(interval.high)
+    ends = interval.low, interval.high
+    # 0.998 is not 1.00, because the sign of a difference matters
+    decimals = 3 if any(end != 1 and round(end, 2) == 1 for end in ends) else 2
+    return f"{ends[0]:.{decimals}f}", f"{ends[1]:.{decimals}f}"
+
+
+def _ends(low: float, high: float) -> tuple[str, str]:
+    """Format two bounds so that their distance has two significant digits."""
+    distance = high - low
+    if not math.isfinite(distance) or distance <= 0 or distance < _LEAST_DISTANCE * abs(high):
+        return number(low), number(high)
+    decimals = max(0, 1 - math.floor(math.log10(distance)))
+    # 0.0 is added because a rounded -0.0 has a sign
+    low, high = (round(end, decimals) + 0.0 for end in (low, high))
+    return f"{low:.{decimals}f}", f"{high:.{decimals}f}"
 
 
 def megabytes(value: float | None) -> str:
@@ -128,9 +173,11 @@ def turns_mark(dilation: int) -> str:
     return "" if dilation == 1 else f", hosts in turns (dilation {dilation})"
 
 
-def reach(interval: Interval) -> float:
-    """Return the upper end of what is drawn of an interval."""
-    return interval.high if interval.is_known else interval.estimate
+def drawn(interval: Interval) -> tuple[float, float]:
+    """Return the ends of what is drawn of an interval; only the estimate without bounds."""
+    if not interval.is_known:
+        return interval.estimate, interval.estimate
+    return interval.low, min(interval.high, _MOST_DRAWN * interval.estimate)
 
 
 def with_bounds(interval: Interval | None) -> str:
@@ -138,6 +185,46 @@ def with_bounds(interval: Interval | None) -> str:
     if interval is None:
         return NOT_MEASURED
     return f"{interval.estimate:.2f} ({bounds(interval)})"
+
+
+def beside_load(sentence: str, load: LoadOfRun) -> str:
+    """Return a sentence about measured trials with what is known of their load."""
+    words = load_words(load)
+    if load.is_constant:
+        return f"{words[0].upper()}{words[1:]}, {sentence[0].lower()}{sentence[1:]}"
+    return f"{sentence.removesuffix('.')}; {words}." if words else sentence
+
+
+def load_clause(load: LoadOfRun) -> str:
+    """Return what follows a statement that comes from measured trials; empty without load."""
+    words = load_words(load)
+    return f", measured {words}" if load.is_constant else f"; {words}" if words else ""
+
+
+def load_words(load: LoadOfRun) -> str:
+    """Say how many trials ran beside other work, and what it took; no words for an idle machine."""
+    if not load.beside_others + load.again_beside_others:
+        return ""
+    again = f"{load.measured_again} {'was' if load.measured_again == 1 else 'were'} measured again"
+    if load.again_beside_others:
+        again += f", {load.again_beside_others} of them beside other work, too"
+    who = "other machines" if load.is_mostly_stolen else "other processes"
+    trials = f"{load.beside_others} of {load.trials} trials"
+    if load.is_constant:
+        more = f"; {again}" if load.measured_again else ""
+        return f"while {who} took {_taken(load)} ({trials}{more})"
+    most = max(found.percent for found in load.by_trial.values())
+    took = f"{trials} ran beside other work (up to {most:.0f} % of the cores)"
+    return f"{took}, {again}" if load.measured_again else took
+
+
+def _taken(load: LoadOfRun) -> str:
+    """Return for example `one of two cores`, or a share where that is not about whole cores."""
+    if load.cores is not None:
+        taken = round(load.usual_percent / 100 * load.cores)
+        if 1 <= taken <= load.cores:
+            return f"{number_word(taken)} of {number_word(load.cores, 'core')}"
+    return f"{load.usual_percent:.0f} % of the cores"
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:
@@ -171,6 +258,11 @@ def place_words(place: Place) -> str:
     over = "" if place.transport == NO_TRANSPORT else f" over {place.transport}"
     options = "".join(f", {option}" for option in place.options)
     return f"{counted(place.nodes, 'node')} ({place.launcher}{over}{options})"
+
+
+def in_workload(comparison: Comparison, workload: str, words: str) -> str:
+    """Return words with the name of the workload before them if the run has several."""
+    return f"{workload}: {words}" if len(comparison.workloads) > 1 else words
 
 
 def arithmetic_words(comparison: Comparison, found: LocalGlobal) -> str:

@@ -26,7 +26,7 @@ from paceline.analysis.trial.communication import TrialCommunication
 from paceline.analysis.trial.phases import RankPhases
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.measure.records.phases import LABELS, PHASES, STEP_PHASES
-from paceline.show.report.wording import reach
+from paceline.show.report.wording import drawn
 
 _POINTS = 400  # of a curve: more are not visible, and would make the page large
 _TITLE_PX = 40
@@ -148,8 +148,8 @@ def spread(intervals: Sequence[Interval]) -> dict[str, Any]:
     return {
         "type": "data",
         "symmetric": False,
-        "array": [reach(i) - i.estimate for i in intervals],
-        "arrayminus": [i.estimate - i.low if i.is_known else 0.0 for i in intervals],
+        "array": [drawn(i)[1] - i.estimate for i in intervals],
+        "arrayminus": [i.estimate - drawn(i)[0] for i in intervals],
         "thickness": 1.5,
         "width": 3,
         "color": GREY,

@@ -34,8 +34,8 @@ from paceline.show.report.figures.hosts import curve
 from paceline.show.report.wording import (
     DASH,
     arithmetic_words,
+    drawn,
     place_words,
-    reach,
     with_bounds,
 )
 
@@ -67,7 +67,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
             hovertemplate="%{y}<br>%{customdata}<extra></extra>",
         )
     )
-    most = max((reach(r.speed.speedup) for r in rows if r.speed.speedup), default=1.0)
+    most = max((drawn(r.speed.speedup)[1] for r in rows if r.speed.speedup), default=1.0)
     figure.add_trace(_repeat_points(rows, comparison))
     for row in rows:
         figure.add_annotation(
@@ -351,7 +351,7 @@ def local_global_chart(comparison: Comparison, found: LocalGlobal) -> Chart:
     most = 0.0
     for place in found.places:
         pairs = [(line, there) for line in found.lines if (there := line.at(place)) is not None]
-        most = max([most, *(max(reach(li.speedup), reach(e.speedup)) for li, e in pairs)])
+        most = max([most, *(max(drawn(li.speedup)[1], drawn(e.speedup)[1]) for li, e in pairs)])
         rows = [comparison.row(line.configuration) for line, _ in pairs]
         way = ways.index((place.launcher, place.transport))
         figure.add_scatter(
