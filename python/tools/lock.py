@@ -21,7 +21,7 @@ LOCK_FILE = PROJECT_DIR / "requirements.lock"
 # Built from source with --no-build-isolation by pacelinew: pyspark, and Paceline itself.
 BUILD_REQUIREMENTS = ("setuptools", "wheel")
 NOT_LOCKED = ("paceline", "pip")
-LOCKED_EXTRAS = ("mpi", "petastorm", "spark", "dev", "docs")
+LOCKED_EXTRAS = ("mpi", "petastorm", "spark", "nifti", "dev", "docs")
 INSTALL_LIMIT_S = 3600.0
 
 HEADER = """\

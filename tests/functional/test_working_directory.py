@@ -23,14 +23,10 @@ def test_no_file_of_the_working_directory_is_imported_and_no_temporary_one_is_le
 ) -> None:
     for name in _NAMES:
         mark = tmp_path / f"imported {name}"
-        code = (
-            f"open({str(mark)!r}, 'a').close()\nraise SystemExit('imported {name}')\n"
-        )
+        code = f"open({str(mark)!r}, 'a').close()\nraise SystemExit('imported {name}')\n"
         (tmp_path / f"{name}.py").write_text(code)
     spec = tmp_path / "spec.toml"
-    spec.write_text(
-        small(max_steps=4).replace(*NO_SIDECAR) + trial(launcher, transport)
-    )
+    spec.write_text(small(max_steps=4).replace(*NO_SIDECAR) + trial(launcher, transport))
     temporary = tmp_path / "with a space"
     temporary.mkdir()
     cli = cli_in(cache, tmp_path)
@@ -48,6 +44,4 @@ def test_no_file_of_the_working_directory_is_imported_and_no_temporary_one_is_le
     ended = run_command(words, LIMIT_S, env=environment, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert list(tmp_path.glob("imported *")) == []
-    assert [
-        each for each in temporary.iterdir() if "torchinductor" not in each.name
-    ] == []
+    assert [each for each in temporary.iterdir() if "torchinductor" not in each.name] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import nibabel
 import numpy as np
 import pytest
 
@@ -18,7 +19,6 @@ SHAPE = (40, 20, 3)  # columns, rows, slices
 @pytest.fixture
 def folder(tmp_path):
     """Two volumes: values are places along the first axis; the mask is its upper half."""
-    nibabel = pytest.importorskip("nibabel")
     places = np.broadcast_to(np.arange(40, dtype=np.int16)[:, None, None], SHAPE)
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
@@ -51,7 +51,6 @@ def test_values_that_are_no_classes_are_refused(folder):
 
 
 def test_volumes_that_do_not_fit_are_refused(folder):
-    nibabel = pytest.importorskip("nibabel")
     other = nibabel.Nifti1Image(np.zeros((4, 4, 4), np.int16), np.eye(4))
     other.to_filename(folder / "masks" / "a.nii.gz")
     with pytest.raises(DataError, match=r"expected the shape of its volume, \(40, 20, 3\), got"):

@@ -31,6 +31,7 @@ from paceline.train.data.catalogue import (
 )
 
 if TYPE_CHECKING:
+    from paceline.plan.spec.models import WorkloadRequest
     from paceline.train.data.dataset import Dataset
 
 

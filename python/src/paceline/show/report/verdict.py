@@ -98,7 +98,7 @@ def _single(only: Row, rows: Sequence[Row], baseline: str) -> list[str]:
     if len([row for row in rows if not row.failed]) == 1:
         return [f"Only one configuration, {name}, was measured, so there is nothing to compare."]
     if any(row.equivalence.other_rows for row in rows):
-        return [f"Only one configuration, {name}, is ranked: the steps of all others have other samples."]
+        return [f"Only one configuration, {name}, is ranked: the others step over other samples."]
     if only.goal.time_to_target_s is None:
         return [f"Only one configuration, {name}, is ranked: no other was shown to be equivalent."]
     return [f"Only one configuration, {name}, reached {only.goal.target}{_speed(only, baseline)}."]
