@@ -153,7 +153,7 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
     compression = {} if way.compression is None else {"compression": way.compression}
     trial = tiny_trial(
         placement, training, experiment="fabricated", repeat=repeat, launcher=way.launcher,
-        transport=way.transport, local_strategy=way.local_strategy,
+        transport=way.transport, local_strategy=way.local_strategy, link=way.link,
         strategy_options=_strategy_options(way), transport_options=compression,
     )  # fmt: skip
     return trial.model_copy(update={"id": trial_name(trial.configuration, repeat)})

@@ -14,6 +14,7 @@ class Way:
     transport: str = "none"
     local_strategy: str = "sequential"
     nodes: int = 1
+    link: str | None = None
     ranks: int = 1  # a node
     threads: int = 1  # a rank
     thread_replicas: int = 1

@@ -79,6 +79,19 @@ def test_the_fastest_on_one_node_is_not_the_fastest_on_several(related: LocalGlo
     assert ".sequential." in related.answers[0].slowest_there
 
 
+def test_each_rate_of_the_links_is_a_place_of_its_own(tmp_path: Path) -> None:
+    ways: list[Any] = list(LOCAL[:3])
+    for link, transfer_s in ((None, 0.05), ("100mbit", 0.4)):
+        ways += [on_nodes(way, 2, transfer_s=transfer_s, link=link) for way in LOCAL[:3]]
+    ways.append(on_nodes(LOCAL[0], 2, launcher="spark", transfer_s=0.4, link="100mbit"))
+    found = _found(tmp_path, ways)
+    assert [place.options for place in found.places] == [(), ("link 100mbit",)]
+    efficiencies = [each.efficiency.estimate for each in _named(found, "threads").several]
+    assert efficiencies[0] > 1.5 * efficiencies[1]
+    [gap] = found.gaps
+    assert [name.endswith(".link-100mbit") for name in (gap.first, gap.second)] == [True, True]
+
+
 def test_order_changes_with_the_part_of_a_step_that_changed_it(related: LocalGlobal) -> None:
     pairs = {
         (c.ahead_alone.split(".")[3], c.ahead_there.split(".")[3], c.place.nodes)

@@ -47,8 +47,14 @@ def place_of(trial: Trial) -> Place:
         launcher=trial.launcher,
         transport=trial.transport,
         nodes=trial.placement.nodes,
-        options=(*trial.transport_options.labels(), *trial.launcher_options.labels()),
+        options=(*_between_nodes(trial), *trial.launcher_options.labels()),
     )
+
+
+def _between_nodes(trial: Trial) -> list[str]:
+    """Return the options of the links and of the transport, in words."""
+    link = [] if trial.link is None else [f"link {trial.link}"]
+    return [*link, *trial.transport_options.labels()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +86,7 @@ def launcher_gaps(
     for row in rows:
         trial = trials[row.configuration][0].record.trial
         if trial.launcher in (FIRST, SECOND):
-            place = replace(
-                place_of(trial), launcher="", options=tuple(trial.transport_options.labels())
-            )
+            place = replace(place_of(trial), launcher="", options=tuple(_between_nodes(trial)))
             sides.setdefault((node_setup(trial), place), {}).setdefault(trial.launcher, row)
     found = []
     for both in sides.values():
