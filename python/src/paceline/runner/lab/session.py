@@ -236,12 +236,13 @@ def start_spark(record: LabRecord, begun: list[subprocess.Popen[bytes]]) -> None
     """Start the cluster and return when all workers are registered.
 
     Each process is added to `begun` as soon as it is started. Raises EnvironmentLacks with the end
-    of the log if a daemon ends, and TimedOut after START_S.
+    of the log if a daemon ends, and TimedOut after START_S in the time of the hosts.
     """
-    deadline = time.monotonic() + START_S
+    limit_s = START_S * record.settings.dilation
+    deadline = time.monotonic() + limit_s
     master = _start(record, record.hosts[0], "master", "master", "--port", SPARK_PORT)
     begun.append(master.process)
-    wait_for([master], START_S)  # a worker that finds no master retries only after seconds
+    wait_for([master], limit_s)  # a worker that finds no master retries only after seconds
     workers = []
     for host in record.hosts:
         worker = start_worker(record, host)
