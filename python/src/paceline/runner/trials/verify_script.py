@@ -337,7 +337,7 @@ def _rows(files: TrialFiles) -> list[TrainedRows]:
 
 
 class ScriptMarks:
-    """What `paceline verify` shows of the configurations of scripts in a run.
+    """Statements of `paceline verify` on the configurations of scripts in a run.
 
     Each configuration trains a few steps for it, beside its measured trials. What is shown is kept
     in the run directory, and serves all repeats.
