@@ -7,10 +7,12 @@ Rank and peers come from the tasks; the worker is the same as under every launch
 from __future__ import annotations
 
 import contextlib
+import pickle
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, Broadcast, SparkContext, TaskContext
@@ -150,9 +152,10 @@ def _train_in_rounds(session: Session, job: Job) -> RankEnd:
     """Train in rounds of ordinary tasks (transport spark-rounds)."""
     context = session.context
     ranks = job.trial.placement.ranks
+    is_encrypted = (context.getConf().get("spark.io.encryption.enabled") or "").lower() == "true"
 
     def run_round(orders: Orders, state: State | None) -> Report:
-        sent = context.broadcast(state)
+        sent = context.broadcast(cast(State, _InOnePiece(state)) if is_encrypted else state)
         tasks = context.parallelize(range(ranks), ranks)
         reached = False
         try:
@@ -167,6 +170,17 @@ def _train_in_rounds(session: Session, job: Job) -> RankEnd:
 
     executors_alive = None if session.is_local else executors_of(context)
     return run_rounds(job, run_round, session.cancel, executors_alive)
+
+
+class _InOnePiece:
+    """A value that arrives as itself and is sent without buffers beside the pickle, as NumPy's
+    arrays have them: PySpark cannot encrypt those."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __reduce__(self) -> tuple[Callable[[bytes], object], tuple[bytes]]:
+        return pickle.loads, (pickle.dumps(self._value, protocol=4),)
 
 
 def _round_task(
