@@ -24,6 +24,11 @@ SPEC = spec_text(
     ("where", "text", "place"),
     [
         ("data", f'data = "s3://key:{SECRET}@bucket/set"', "workloads[1].data"),
+        (
+            "data",
+            f'data = "d"\nheld_out_data = "s3://key:{SECRET}@bucket/set"',
+            "workloads[1].held_out_data",
+        ),
         ("data", f'data = "s3://bucket/set?secret_key={SECRET}"', "workloads[1].data"),
         ("tables", f'[spark.conf]\n"spark.hadoop.fs.s3a.secret.key" = "{SECRET}"', "spark.conf."),
         ("tables", f'[spark.conf]\n"spark.authenticate.secret" = "{SECRET}"', "spark.conf."),

@@ -15,7 +15,7 @@ from paceline.base.host.programs import repository_state
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import SCHEMA, Outcome
 from paceline.measure.records.virtual_clock import DILATION_VARIABLE
-from paceline.plan.spec import Experiment, Spec
+from paceline.plan.spec import Experiment, Spec, WorkloadRequest
 from paceline.plan.spec.values import absolute_name
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.planning import matching, plan_on_node, selected_trials

@@ -354,13 +354,15 @@ def _value_faults(
 def _secret_faults(experiment: Experiment) -> Iterator[str]:
     """Yield why a spec must not hold a value; the value itself is not repeated."""
     for place, workload in enumerate(experiment.workloads, start=1):
-        if workload.data is not None and holds_secret(workload.data):
-            yield (
-                f"workloads[{place}].data: a URL must not contain a secret, because it is written "
-                "to the run directory; expected a URL without user, password and keys: set the "
-                "variables of the storage instead (AWS_SECRET_ACCESS_KEY, "
-                "GOOGLE_APPLICATION_CREDENTIALS)"
-            )
+        for key in ("data", "held_out_data"):
+            name = getattr(workload, key)
+            if name is not None and holds_secret(name):
+                yield (
+                    f"workloads[{place}].{key}: a URL must not contain a secret, because it is "
+                    "written to the run directory; expected a URL without user, password and "
+                    "keys: set the variables of the storage instead (AWS_SECRET_ACCESS_KEY, "
+                    "GOOGLE_APPLICATION_CREDENTIALS)"
+                )
     tables = {"description": experiment.description, **(experiment.model_extra or {})}
     for place, trial in enumerate(experiment.trials, start=1):
         own = {"arguments": trial.arguments, "environment": trial.environment}
