@@ -161,6 +161,11 @@ def _launcher_words(effect: LauncherEffect, best: Row, shown: Mapping[str, Row])
     return [f"The launcher makes {'a' if effect.makes_difference else 'no'} difference ({what})."]
 
 
+def _at_start(name: str) -> str:
+    """Return a name as a sentence begins with it."""
+    return f"{name[0].upper()}{name[1:]}"
+
+
 def _next(
     over: Interval, best: Row, behind: Row, rows: Sequence[Row], cause: MainPart | None
 ) -> str:
@@ -168,7 +173,7 @@ def _next(
     why = _why(best, behind, cause)
     name = plain_name(behind, rows)
     if behind.is_baseline and best.goal.target is None:  # the first sentence has the ratio
-        return f"{name[0].upper()}{name[1:]} is next{why}."
+        return f"{_at_start(name)} is next{why}."
     figures = over if best.goal.target is not None else over.inverse()
     what = "speed" if best.goal.target is None else "time"
     ratio = f"{figures.estimate:.2f}{TIMES} its {what} ({bounds_in_words(figures)})"
@@ -221,7 +226,7 @@ def _throughput_words(rows: Sequence[Row], behind: Row | None) -> list[str]:
     )
     if highest.goal.steps_to_target == rows[0].goal.steps_to_target:
         return []
-    name, own = plain_name(highest, rows), f"{rows[0].goal.steps_to_target:g}"
+    name, own = _at_start(plain_name(highest, rows)), f"{rows[0].goal.steps_to_target:g}"
     if highest.goal.time_to_target_s is None:
         return [f"{name} has the highest throughput, but missed the target."]
     if highest is behind:
