@@ -357,7 +357,7 @@ def test_configuration_is_added_to_a_run_with_automatic_repeats(measured: MadeUp
     spec = extended_spec(measured.out, added=[ADDED])
     measured.ran.clear()
     experiment.run(spec, measured.out, resume=True, progress=Quiet())
-    assert [name.split(".")[3] for name in measured.ran] == ["pipeline"] * 2
+    assert [name.split(".")[3] for name in measured.ran] == ["pipeline"] * 3
     record = read_stopping(RunFiles(measured.out))
     assert record is not None
     assert record.stopped == "decided"
@@ -463,7 +463,7 @@ def test_automatic_repeats_end_at_their_maximum(measured: MadeUp) -> None:
     record = read_stopping(RunFiles(measured.out))
     assert record is not None
     assert record.stopped == "max_repeats"
-    assert [each.repeats for each in record.looks] == [2, 3, 4]
+    assert [each.repeats for each in record.looks] == [3, 4]
     assert all(each.undecided["tiny"] for each in record.looks)
 
 
