@@ -118,8 +118,15 @@ def test_jobs_of_a_scheduler_need_a_number_of_repeats(tmp_path, capsys) -> None:
     assert 'repeats = "auto" needs `paceline run`' in capsys.readouterr().err
 
 
+def with_five_repeats(spec: str) -> str:
+    spec = re.sub(r"^(max_repeats|tie_margin) = .*\n", "", spec, flags=re.MULTILINE)
+    return spec.replace('repeats = "auto"', "repeats = 5")
+
+
 def test_text_that_is_no_option_of_slurm_is_refused(tmp_path: Path, capsys) -> None:
-    words = ["render", "slurm", "quickstart", "--out", str(tmp_path / "out"), "--cores", "2"]
+    spec = tmp_path / "five.toml"
+    spec.write_text(with_five_repeats(shipped_experiments()["quickstart"]))
+    words = ["render", "slurm", str(spec), "--out", str(tmp_path / "out"), "--cores", "2"]
     assert main([*words, "--sbatch", "--account=mine\n#SBATCH --x"]) == ExitCode.USAGE
     assert "expected an option of Slurm" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -150,7 +157,7 @@ def interrupted_run(run_dir: Path) -> None:
     """Make a run of which two of three trials are done."""
     run = fabricate.make_run(run_dir, [fabricate.SEQUENTIAL, fabricate.MPI])
     done = [trial_id for trial_id, _ in run.trials()]
-    text = shipped_experiments()["quickstart"]
+    text = with_five_repeats(shipped_experiments()["quickstart"])
     write_json(run.manifest, {"spec_toml": text, "trials": [*done, "tiny.x.r0"]})
     remember_run(run_dir)
 

@@ -13,16 +13,8 @@ import pytest
 
 from paceline.collectives.errors import EnvironmentLacks
 from paceline.collectives.node.memory import gather, open_shared_file
-from paceline.collectives.store import (
-    SECRET_VARIABLE,
-    GroupStore,
-    authentic,
-    connect_store,
-    put,
-    signed,
-    take,
-    use_secret,
-)
+from paceline.collectives.signatures import SECRET_VARIABLE, authentic, signed, use_secret
+from paceline.collectives.store import GroupStore, connect_store, put, take
 from paceline.collectives.torch_internals import TCPStore
 
 

@@ -111,7 +111,7 @@ def test_lossy_configuration_is_not_ranked_and_states_why(comparison: Comparison
 def test_verdict_does_not_hide_lossy_configurations(tmp_path: Path) -> None:
     comparison = _compare(tmp_path, uncompressed=False)
     assert verdict_sentence(comparison, "tiny") == (
-        "Only local \u00b7 sequential is ranked: no other configuration was shown to be equivalent."
+        "Only one configuration, one process, is ranked: no other was shown to be equivalent."
     )
 
 

@@ -22,10 +22,10 @@ from paceline.measure.records.own_steps import (
     OwnPass,
     OwnStep,
     OwnSteps,
-    Place,
     ReachedRows,
     Sketch,
     State,
+    TensorPart,
     UsedGradient,
 )
 
@@ -61,7 +61,7 @@ def term(gradient=1.0, elements=8.0, number=0, **more):
 
 def own(name, rank, passes=1):
     return OwnGradient(
-        place=Place(name=name),
+        place=TensorPart(name=name),
         passes=[
             OwnPass(number=p, fresh=p == 0, first=sketch_of(own_values(name, rank, p)))
             for p in range(passes)
@@ -71,7 +71,7 @@ def own(name, rank, passes=1):
 
 def weights(value=1.0):
     return [
-        State(place=Place(name=name), shape=[64], value=sketch_of(np.full(64, value)))
+        State(place=TensorPart(name=name), shape=[64], value=sketch_of(np.full(64, value)))
         for name in NAMES
     ]
 
@@ -88,7 +88,7 @@ def a_step(rank, used, *, passes=1, step=0, **more):
         "weights": weights(),
         "own": [own(name, rank, passes) for name in NAMES],
         "used": [
-            UsedGradient(place=Place(name=name), value=sketch_of(used(name))) for name in NAMES
+            UsedGradient(place=TensorPart(name=name), value=sketch_of(used(name))) for name in NAMES
         ],
         "groups": [Group(names=list(NAMES), options={"lr": 0.1})],
         "rows": rows,
@@ -127,7 +127,7 @@ def test_a_mean_of_other_order_is_rounding_however_small_it_is():
     def cancels(name, rank):
         values = own_values(name, 0) * (1 if rank == 0 else -1 + 1e-7)
         passes = [OwnPass(number=0, fresh=True, first=sketch_of(values))]
-        return OwnGradient(place=Place(name=name), passes=passes)
+        return OwnGradient(place=TensorPart(name=name), passes=passes)
 
     def noise(name):
         return own_values(name, 1) * 1e-7
@@ -278,7 +278,7 @@ def test_local_sgd_and_compressed_gradients_are_not_shown():
 def test_zero_gradients_show_nothing_even_if_one_process_has_them_too():
     nothing = [
         OwnGradient(
-            place=Place(name=n),
+            place=TensorPart(name=n),
             passes=[OwnPass(number=0, fresh=True, first=sketch_of(np.zeros(64)))],
         )
         for n in NAMES
@@ -402,7 +402,7 @@ def test_a_mean_that_one_rank_alone_uses_is_a_fault():
 
 def test_optimisers_that_step_parts_of_a_flat_copy_are_not_shown():
     def shard(rank, step):
-        place = Place(name="group0.parameter0")
+        place = TensorPart(name="group0.parameter0")
         part = State(place=place, shape=[64], value=sketch_of(np.full(64, rank + step)))
         used = UsedGradient(place=place, value=sketch_of(own_values("body.weight", rank)))
         step_of_rank = a_step(rank, mean, step=step, weights=[*weights(step), part])

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.base.errors import DataError, ExitCode, PeerLost, RankFailed, TimedOut
 from paceline.collectives.host import Process
-from paceline.collectives.store import SECRET_VARIABLE
+from paceline.collectives.signatures import SECRET_VARIABLE
 from paceline.measure.records.documents import read_statuses
 from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job import rank as module

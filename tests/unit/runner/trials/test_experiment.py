@@ -29,9 +29,9 @@ from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import load_spec
 from paceline.plan.trials.trial import Trial
-from paceline.runner.trials import experiment, run_trial
+from paceline.runner.trials import equivalence, experiment
 from paceline.runner.trials.directory import extended_spec, recorded_spec
-from paceline.runner.trials.run_trial import failure_of_all
+from paceline.runner.trials.run_trial import failure_of_all, is_finished
 
 SPEC = spec_text(tables="[training]; max_steps = 20", repeats=2)
 MORE = trials_text(
@@ -264,17 +264,17 @@ def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
     ]
     baselines = [run.trial(trial.id) for trial in trials if trial.is_baseline]
     other = next(run.trial(trial.id) for trial in trials if not trial.is_baseline)
-    monkeypatch.setattr(run_trial, "_order", lambda _: None)
+    monkeypatch.setattr(equivalence, "_order", lambda _: None)
 
     fabricate.edit_json(baselines[0].outcome, status="failed")
     second = baselines[1].outcome.read_text()
     baselines[1].outcome.unlink()
-    run_trial.check_equivalences(trials, run, keep_tensors=False)
+    equivalence.check_equivalences(trials, run, keep_tensors=False)
     assert not other.equivalence.exists(), "the second baseline has not run yet"
 
     baselines[1].outcome.write_text(second)
-    run_trial.check_equivalences(trials, run, keep_tensors=False)
-    assert run_trial.is_finished(other)
+    equivalence.check_equivalences(trials, run, keep_tensors=False)
+    assert is_finished(other)
     assert baselines[1].root.name in other.equivalence.read_text()
     assert baselines[1].weights.exists()
     assert not other.weights.exists()

@@ -127,12 +127,13 @@ def run_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 def machine_identity(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """Return values that are equal for two runs on the same machine."""
     host = _table(manifest, "host")
-    return tuple(str(host.get(name)) for name in _IDENTITY)
+    return tuple(str(host.get(name)) for name in _IDENTITY if name != _TURNS or name in host)
 
 
 _FILE = "file"  # older runs have no checksums of files
 _KINDS = ("machine", "package", "git", "spec", _FILE)
-_IDENTITY = ("host", "cpu_model", "usable_cores")
+_TURNS = "turns"  # of lab hosts; only there
+_IDENTITY = ("host", "cpu_model", "usable_cores", _TURNS)
 
 
 def _facts(manifest: Mapping[str, Any]) -> tuple[dict[str, str], ...]:

@@ -15,7 +15,13 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from paceline.measure.records.own_steps import OwnGradient, OwnStep, Place, Sketch, UsedGradient
+from paceline.measure.records.own_steps import (
+    OwnGradient,
+    OwnStep,
+    Sketch,
+    TensorPart,
+    UsedGradient,
+)
 
 Vector = npt.NDArray[np.float64]
 Weights = dict[tuple[int, int], float]  # by rank and pass
@@ -47,7 +53,7 @@ class Exchanged:
     their mean. weights: otherwise, of each rank that uses it; None where none fit.
     """
 
-    place: Place
+    place: TensorPart
     factor: float | None = None
     rounded: float = 0.0  # residual, as a share of the magnitudes, where it is more than rounding
     weights: dict[int, Weights | None] = field(default_factory=dict)
@@ -86,8 +92,8 @@ class _Own:
 
 def exchanged(steps: Mapping[int, OwnStep], ranks: int) -> list[Exchanged]:
     """Return what became of each tensor in a step; steps: of each rank."""
-    own: dict[Place, dict[int, OwnGradient]] = {}
-    used: dict[Place, dict[int, UsedGradient]] = {}
+    own: dict[TensorPart, dict[int, OwnGradient]] = {}
+    used: dict[TensorPart, dict[int, UsedGradient]] = {}
     for rank, step in steps.items():
         for gradient in step.own:
             own.setdefault(gradient.place, {})[rank] = gradient
@@ -125,7 +131,7 @@ def common_factor(found: Iterable[Exchanged]) -> float | None:
 
 
 def _of_tensor(
-    place: Place,
+    place: TensorPart,
     own: Mapping[int, OwnGradient],
     used: Mapping[int, UsedGradient],
     ranks: int,
@@ -182,7 +188,7 @@ def _own(own: Mapping[int, OwnGradient], *, last: bool = False, every: bool = Fa
     return _Own(by_pass, norms, low)
 
 
-def _mean(place: Place, own: _Own, used: Mapping[int, Sketch], ranks: int) -> Exchanged:
+def _mean(place: TensorPart, own: _Own, used: Mapping[int, Sketch], ranks: int) -> Exchanged:
     """Return the factor with which the used gradient is the mean, if it is."""
     mean, scale = own.total() / ranks, own.magnitude / ranks
     result = Exchanged(

@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.analysis.equivalence.exchange import near, numbers
 from paceline.analysis.equivalence.sample_log import some
-from paceline.measure.records.own_steps import OwnStep, OwnSteps, Place, State
+from paceline.measure.records.own_steps import OwnStep, OwnSteps, State, TensorPart
 
 # Order of causes within a step: what comes first makes the others.
 _ORDER = (
@@ -116,7 +116,7 @@ def equal_states(
 
     is_divided: ranks may have weights of their own; those that were equal must stay so.
     """
-    first: set[Place] = set()
+    first: set[TensorPart] = set()
     for number, key in enumerate(keys):
         steps = [found[key] for found in by_key]
         unequal = list(_unequal([each.weights for each in steps]))
@@ -159,7 +159,7 @@ def _of_statistics(
             return
 
 
-def _of_later(records: Sequence[OwnSteps], first: set[Place]) -> Iterator[RankFinding]:
+def _of_later(records: Sequence[OwnSteps], first: set[TensorPart]) -> Iterator[RankFinding]:
     """Find weights that differ after later steps. first: those that always did."""
     for those in zip(*(each.later for each in records), strict=False):
         if len({each.steps for each in those}) > 1:
@@ -183,21 +183,21 @@ def equal_starts(
     return [not unequal_places(each) for each in states]
 
 
-def unequal_places(states: Sequence[Sequence[State]]) -> list[Place]:
+def unequal_places(states: Sequence[Sequence[State]]) -> list[TensorPart]:
     return [each.place for each in _unequal(states)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Unequal:
-    place: Place
+    place: TensorPart
     ranks: tuple[int, int]
     difference: float
 
 
 def _unequal(states: Sequence[Sequence[State]]) -> Iterator[_Unequal]:
     """Yield each place where ranks differ; places that one rank alone has are not compared."""
-    first: dict[Place, tuple[int, State]] = {}
-    seen: set[Place] = set()
+    first: dict[TensorPart, tuple[int, State]] = {}
+    seen: set[TensorPart] = set()
     for rank, those in enumerate(states):
         for each in those:
             other, theirs = first.setdefault(each.place, (rank, each))
@@ -268,9 +268,9 @@ def _text(value: float | str) -> str:
 # --- gradients that are used ---
 
 
-def equal_used(steps: Steps, exchanged: set[Place]) -> Iterator[RankFinding]:
+def equal_used(steps: Steps, exchanged: set[TensorPart]) -> Iterator[RankFinding]:
     """Compare the gradients that optimisers use, of the places where they are the mean."""
-    first: dict[Place, tuple[int, int]] = {}
+    first: dict[TensorPart, tuple[int, int]] = {}
     ratios: dict[int, list[float]] = {}
     names: set[str] = set()
     for rank, step in steps.items():

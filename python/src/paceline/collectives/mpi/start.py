@@ -19,7 +19,7 @@ from paceline.collectives.errors import EnvironmentLacks, TimedOut
 from paceline.collectives.host import LOOPBACK, address_towards, host_name, interface_address
 from paceline.collectives.mpi.backend import Options
 from paceline.collectives.mpi.point_to_point import World, poll_until
-from paceline.collectives.store import new_secret, use_secret
+from paceline.collectives.signatures import new_secret, use_secret
 from paceline.collectives.torch_internals import TCPStore
 
 __all__ = ["Options"]

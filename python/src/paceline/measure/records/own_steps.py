@@ -31,7 +31,7 @@ class Sketch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TensorPart:
     """Which part of which tensor: `part` of `parts` equal ranges of its elements."""
 
     name: str
@@ -43,7 +43,7 @@ class Place:
 class State:
     """A weight, or a buffer."""
 
-    place: Place
+    place: TensorPart
     shape: list[int]
     value: Sketch
     is_used: bool = True  # no: running statistics that the module only updates
@@ -63,7 +63,7 @@ class OwnPass:
 class OwnGradient:
     """A rank's own gradients of one tensor, or of one part of it, since the last step."""
 
-    place: Place
+    place: TensorPart
     passes: list[OwnPass]
     hooks: int = 0  # of the script
 
@@ -78,7 +78,7 @@ class OwnGradient:
 class UsedGradient:
     """The gradient with which an optimiser steps."""
 
-    place: Place
+    place: TensorPart
     value: Sketch
     after: Sketch | None = None  # after the step, where it differs
     before_clip: Sketch | None = None  # before it was clipped

@@ -17,7 +17,7 @@ from paceline.base.host.memory import permanent_objects
 from paceline.base.host.messages import say
 from paceline.base.host.processes import die_with_parent
 from paceline.base.host.programs import SAFE_PATH_VARIABLE, missing_extra
-from paceline.collectives.store import use_secret
+from paceline.collectives.signatures import use_secret
 from paceline.measure.records.documents import begin_attempt
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.metrics.declared import facts_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.base.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.collectives.host import LOOPBACK, listening_socket
-from paceline.collectives.store import new_secret
+from paceline.collectives.signatures import new_secret
 from paceline.measure.records.files import read_json, write_json
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import StoreAddress

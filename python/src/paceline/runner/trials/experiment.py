@@ -31,6 +31,7 @@ from paceline.runner.trials.directory import (
     made_run_dir,
     only_runner,
 )
+from paceline.runner.trials.equivalence import check_equivalences
 from paceline.runner.trials.planning import (
     Planned,
     Progress,
@@ -42,7 +43,6 @@ from paceline.runner.trials.planning import (
 from paceline.runner.trials.preview import preflight, preview_run, warn_of_small_disk
 from paceline.runner.trials.repeats import AutomaticRepeats
 from paceline.runner.trials.run_trial import (
-    check_equivalences,
     failure_of,
     failure_of_all,
     is_finished,

@@ -27,6 +27,7 @@ from paceline.show.report.explain import causes_section
 from paceline.show.report.figures.charts import Chart, plotly_js, rank_time_chart, step_time_chart
 from paceline.show.report.figures.hosts import resource_charts, shades, telemetry_charts
 from paceline.show.report.figures.speed import (
+    local_global_chart,
     loss_chart,
     metric_chart,
     speedup_chart,
@@ -159,7 +160,7 @@ def page_sections(comparison: Comparison) -> list[Section]:
     Local strategies on several nodes, speed and causes are open, everything else is folded.
     """
     open_ones = [
-        local_global_section(comparison),
+        local_global_section(comparison, local_global_chart),
         _speed_section(comparison),
         causes_section(comparison),
     ]

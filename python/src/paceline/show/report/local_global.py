@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from paceline.analysis.compare.local_global import (
     STEP_PARTS,
@@ -25,7 +26,6 @@ from paceline.show.report.answers import (
     strategy_words,
 )
 from paceline.show.report.columns import interval_cell
-from paceline.show.report.figures.speed import local_global_chart
 from paceline.show.report.section import Cell, Column, Detail, Section, Table
 from paceline.show.report.wording import (
     MINUS,
@@ -34,6 +34,11 @@ from paceline.show.report.wording import (
     place_words,
     share,
 )
+
+if TYPE_CHECKING:
+    from paceline.show.report.figures.charts import Chart
+
+    DrawChart = Callable[[Comparison, LocalGlobal], Chart]
 
 QUESTION = "Does the local strategy matter on several nodes?"
 _FORMULA = (
@@ -52,19 +57,22 @@ def answer_view(comparison: Comparison, workload: str) -> Section | None:
     return Section(title=f"{workload}: {QUESTION}", parts=parts) if parts else None
 
 
-def local_global_section(comparison: Comparison) -> Section | None:
-    """Return the section of the page; None without strategies on several nodes."""
+def local_global_section(comparison: Comparison, draw: DrawChart) -> Section | None:
+    """Return the section of the page; None without strategies on several nodes.
+
+    draw: a parameter, because the terminal, which shows `answer_view`, must not load Plotly.
+    """
     if not comparison.local_global:
         return None
     return Section(
         title=QUESTION,
         anchor="local-global",
         intro=_FORMULA,
-        parts=[_part(comparison, found) for found in comparison.local_global],
+        parts=[_part(comparison, found, draw) for found in comparison.local_global],
     )
 
 
-def _part(comparison: Comparison, found: LocalGlobal) -> Section:
+def _part(comparison: Comparison, found: LocalGlobal, draw: DrawChart) -> Section:
     details = (
         ("Parts of a step", _parts_table(comparison, found)),
         ("Spark against MPI", _gap_table(comparison, found)),
@@ -75,7 +83,7 @@ def _part(comparison: Comparison, found: LocalGlobal) -> Section:
         sentences=further_answers(comparison, found),
         parts=[
             Section(
-                charts=(local_global_chart(comparison, found),),
+                charts=(draw(comparison, found),),
                 table=_strategy_table(comparison, found),
             ),
             *(

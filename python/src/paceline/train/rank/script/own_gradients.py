@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.base.torch_internals.autograd import hooks_of
 from paceline.base.torch_internals.fsdp import FlatParameter
-from paceline.measure.records.own_steps import OwnGradient, OwnPass, Place, Sketch
+from paceline.measure.records.own_steps import OwnGradient, OwnPass, Sketch, TensorPart
 
 _MOST_PASSES = 16
 
@@ -128,7 +128,9 @@ def take(leaf: Leaf, name: str) -> list[OwnGradient]:
     """Return the gradients of a leaf since the last step, and forget them."""
     found = [
         OwnGradient(
-            place=Place(name=name, part=part, parts=leaf.parts), passes=passes, hooks=leaf.hooks
+            place=TensorPart(name=name, part=part, parts=leaf.parts),
+            passes=passes,
+            hooks=leaf.hooks,
         )
         for part, passes in enumerate(leaf.passes)
     ]
@@ -163,22 +165,22 @@ def _unsharded(models: Iterable[nn.Module]) -> Iterable[tuple[Tensor, Tensor]]:
         yield from unsharded_parameters(model)
 
 
-def place_of(tensor: Tensor, name: str = "") -> Place | None:
+def place_of(tensor: Tensor, name: str = "") -> TensorPart | None:
     """Return which range of a tensor's first dimension a rank has; None if it has another part."""
     if not isinstance(tensor, DTensor):
-        return Place(name=name)
+        return TensorPart(name=name)
     sharded = [
         (dimension, each)
         for dimension, each in enumerate(tensor.placements)
         if not each.is_replicate()
     ]
     if not sharded:
-        return Place(name=name)
+        return TensorPart(name=name)
     dimension, placement = sharded[0]
     if len(sharded) > 1 or not placement.is_shard(0):
         return None
     mesh = tensor.device_mesh
-    return Place(name=name, part=mesh.get_local_rank(dimension), parts=mesh.size(dimension))
+    return TensorPart(name=name, part=mesh.get_local_rank(dimension), parts=mesh.size(dimension))
 
 
 def _parts(owner: DTensor, whole: Tensor) -> tuple[int, int]:

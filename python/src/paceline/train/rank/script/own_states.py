@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from paceline.base.torch_internals.fsdp import FlatParameter
-from paceline.measure.records.own_steps import Group, Place, Sketch, State, UsedGradient
+from paceline.measure.records.own_steps import Group, Sketch, State, TensorPart, UsedGradient
 from paceline.train.rank.script.modules import (
     CalledModules,
     flat_parameters,
@@ -98,7 +98,7 @@ class States:
                 )
             else:
                 own = owner.own(Tensor.detach)
-                place = Place(name=name, part=owner.shard, parts=owner.shards)
+                place = TensorPart(name=name, part=owner.shard, parts=owner.shards)
                 found[name] = State(place=place, shape=list(own.shape), value=sketch(own))
         return list(found.values())
 
@@ -115,7 +115,7 @@ class States:
             if isinstance(buffer, DTensor) or buffer.is_meta or (id(module), name) in self._buffers:
                 continue
             self._buffers[id(module), name] = State(
-                place=Place(name=name),
+                place=TensorPart(name=name),
                 shape=list(buffer.shape),
                 value=sketch(buffer),
                 is_used=not (isinstance(module, _STATISTICS) and module.training),
@@ -128,7 +128,7 @@ class States:
             owner = self._of_module.get(number)
             if owner is not None:
                 full = ".".join(part for part in (owner, name) if part)
-                found.append(replace(state, place=Place(name=full)))
+                found.append(replace(state, place=TensorPart(name=full)))
         self._buffers = {}
         return found
 
@@ -157,7 +157,7 @@ class States:
                 continue
             if owner is not None:
                 if any(p.grad is not None for p in owner.parameters):
-                    place = Place(name=name, part=owner.shard, parts=owner.shards)
+                    place = TensorPart(name=name, part=owner.shard, parts=owner.shards)
                     found[name] = UsedGradient(place=place, value=sketch(owner.own(gradient_of)))
             elif parameter.grad is not None:
                 found[name] = UsedGradient(
@@ -207,7 +207,7 @@ def local(tensor: Tensor) -> Tensor:
     return part.to_dense() if part.layout != torch.strided else part
 
 
-def _coordinates(tensor: Tensor, name: str) -> Place:
+def _coordinates(tensor: Tensor, name: str) -> TensorPart:
     """Return the part of a tensor that is sharded in several or in later dimensions."""
     assert isinstance(tensor, DTensor)
     mesh = tensor.device_mesh
@@ -216,7 +216,9 @@ def _coordinates(tensor: Tensor, name: str) -> Place:
         if not placement.is_replicate():
             part = part * mesh.size(dimension) + mesh.get_local_rank(dimension)
             parts *= mesh.size(dimension)
-    return Place(name=f"{name} ({' '.join(map(str, tensor.placements))})", part=part, parts=parts)
+    return TensorPart(
+        name=f"{name} ({' '.join(map(str, tensor.placements))})", part=part, parts=parts
+    )
 
 
 def _flat_name(flat: FlatParameter) -> str:
