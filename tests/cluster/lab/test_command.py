@@ -93,6 +93,7 @@ def test_up_with_a_command_ends_as_the_command_does(name: str) -> None:
 STUDY = """
 schema = 2
 name = "study"
+measure_again = false
 repeats = 1
 [training]
 max_steps = 3
