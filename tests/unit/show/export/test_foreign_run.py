@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import shutil
 import tomllib
 import unicodedata
 from collections.abc import Callable
@@ -189,3 +192,74 @@ def test_names_of_a_run_reach_no_terminal_as_commands(
     shown = capsys.readouterr()
     text = shown.out + shown.err
     assert not [c for c in text if c not in "\t\n" and unicodedata.category(c) == "Cc"]
+
+
+def _fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def _link(target: str) -> Callable[[Path], None]:
+    def put(file: Path) -> None:
+        file.unlink()
+        file.symlink_to(target)
+
+    return put
+
+
+def _folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+_VALUE = r'(?<=[:,\[ ])(-?\d[\d.e+-]*|"[^"]*"(?!:))'
+
+
+def _other_values(value: str) -> Callable[[Path], None]:
+    """Return what replaces every number and every text of a file."""
+
+    def put(file: Path) -> None:
+        file.write_text(
+            re.sub(r'(?<=[:,\[ ])(-?\d[\d.e+-]*|"[^"]*"(?!:))', value, file.read_text())
+        )
+
+    return put
+
+
+# What stands in place of a file of the run directory.
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "nothing": Path.unlink,
+    "empty": lambda file: file.write_text(""),
+    "null": lambda file: file.write_text("null"),
+    "a list": lambda file: file.write_text("[]"),
+    "no text": lambda file: file.write_bytes(b"\xff\xfe\x00" * 99),
+    "cut off": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "deep": lambda file: file.write_text("[" * 200_000),
+    "a long number": lambda file: file.write_text("9" * 5_001),
+    "1e308": _other_values("1e308"),
+    "-1": _other_values("-1"),
+    "NaN": _other_values("NaN"),
+    "a long integer": _other_values("9" * 30),
+    "a path": _other_values('"../../../etc/passwd"'),
+    "NUL": _other_values(r'"\\u0000"'),
+    "a pipe": _fifo,
+    "a device": _link("/dev/zero"),
+    "itself": _link("."),
+    "a folder": _folder,
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_every_command_ends_in_order_whatever_a_file_is(
+    hostile: str, run: RunData, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each command meets each kind of damage, in a file that differs from command to command."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    root = run.files.root
+    files = sorted(p.relative_to(root) for p in root.rglob("*.json*") if p.is_file())
+    for number, command in enumerate([*READING, *ASKING]):
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(root, copy)
+        HOSTILE[hostile](copy / files[(number * 7 + len(hostile)) % len(files)])
+        code = main([str(copy) if word == "RUN" else word for word in command.split()])
+        assert code in set(ExitCode), command

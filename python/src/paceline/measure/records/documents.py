@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -82,9 +82,29 @@ def read_status(files: RankFiles) -> RankStatus | None:
         kind, _, message = error.partition(": ")
         error = {"kind": kind, "message": message, **{n: fields.get(n) for n in ("rank", "host")}}
     try:  # without pydantic, whose first use takes a failing rank longer than its peers may wait
+        _check_types(fields)
         return RankStatus(**fields, error=None if error is None else Failure(**error))
     except TypeError as wrong:
         raise DataError(f"{files.status}: expected the fields of a RankStatus: {wrong}") from wrong
+
+
+_TYPES_OF_STATUS: Mapping[str, tuple[type, ...]] = {
+    "rank": (int,),
+    "host": (str,),
+    "pid": (int,),
+    "process_started_unix_s": (int, float),
+    "state": (str,),
+    "secondary": (bool,),
+    "start_ticks": (int, type(None)),
+    "boot_id": (str, type(None)),
+}
+
+
+def _check_types(fields: Mapping[str, object]) -> None:
+    """Raise TypeError if a field of a rank's status has a value of another type."""
+    for name, types in _TYPES_OF_STATUS.items():
+        if name in fields and not isinstance(fields[name], types):
+            raise TypeError(f"{name} is {str(fields[name])[:40]!r}")
 
 
 def failure_of(error: BaseException, rank: int, host: str | None) -> Failure:
