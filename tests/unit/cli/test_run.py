@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from tests.support.rows import ENDED_WELL
-from tests.support.specs import spec_text
 from tests.unit.analysis import fabricate
 
 from paceline.base.errors import ExitCode, PacelineWarning
@@ -111,11 +110,12 @@ def test_reason_of_a_failed_trial_follows_its_line(capsys) -> None:
     assert lines == ["  timed_out  2.5 s", "  trial tiny.x.r0: not done within its limit"]
 
 
-def test_jobs_of_a_scheduler_need_a_number_of_repeats(tmp_path, capsys) -> None:
-    spec = tmp_path / "auto.toml"
-    spec.write_text(spec_text(repeats="auto"))
-    assert main(["render", "slurm", str(spec), "--out", str(tmp_path / "out")]) == ExitCode.USAGE
-    assert 'repeats = "auto" needs `paceline run`' in capsys.readouterr().err
+def test_jobs_of_a_scheduler_are_all_repeats_of_an_automatic_run(tmp_path, capsys) -> None:
+    words = ["render", "slurm", "quickstart", "--out", str(tmp_path / "out"), "--cores", "2"]
+    assert main(words) == ExitCode.OK
+    assert "so all 5 repeats are written" in capsys.readouterr().err
+    [job] = (tmp_path / "out").glob("*.sequential.*.sbatch")
+    assert "--array=0,1,2,3,4%1" in job.read_text()
 
 
 def with_five_repeats(spec: str) -> str:
@@ -124,9 +124,7 @@ def with_five_repeats(spec: str) -> str:
 
 
 def test_text_that_is_no_option_of_slurm_is_refused(tmp_path: Path, capsys) -> None:
-    spec = tmp_path / "five.toml"
-    spec.write_text(with_five_repeats(shipped_experiments()["quickstart"]))
-    words = ["render", "slurm", str(spec), "--out", str(tmp_path / "out"), "--cores", "2"]
+    words = ["render", "slurm", "quickstart", "--out", str(tmp_path / "out"), "--cores", "2"]
     assert main([*words, "--sbatch", "--account=mine\n#SBATCH --x"]) == ExitCode.USAGE
     assert "expected an option of Slurm" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -234,9 +234,9 @@ def _planned(source: str, cores: int | None) -> tuple[Experiment, list[Trial]]:
             "SPEC` on a node first, and render the tuned.toml that it writes"
         )
     if experiment.repeats == "auto":
-        raise UsageError(
-            f'{source}: repeats = "auto" needs `paceline run`, which looks at the ranking '
-            "after each repeat; write a number to render jobs"
+        say(
+            "note: jobs do not look at the ranking, so all "
+            f"{experiment.max_repeats} repeats are written"
         )
     return experiment, plan(spec, cores).trials
 
