@@ -7,14 +7,14 @@ import time
 
 from torch import Tensor
 
-import paceline
 from paceline.collectives.host import host_name
+from paceline.train.workloads.built_in import BuiltInOptions
 from paceline.train.workloads.convolutional import TinyAlexNet
 
 _VARIABLE_OF_YARN = "CONTAINER_ID"
 
 
-class Options(paceline.TaskOptions):
+class Options(BuiltInOptions):
     """Faults of a step."""
 
     sleep_s: float = 0.0

@@ -8,14 +8,14 @@ from typing import Literal
 
 from torch import Tensor
 
-import paceline
 from paceline.collectives.host import host_name
+from paceline.train.workloads.built_in import BuiltInOptions
 from paceline.train.workloads.convolutional import TinyAlexNet
 
 _GOOD_STEPS = 3
 
 
-class Options(paceline.TaskOptions):
+class Options(BuiltInOptions):
     """The fault and its host."""
 
     host: str = ""

@@ -164,14 +164,27 @@ def test_a_moved_or_replaced_run_is_not_ones_own(tmp_path: Path, state: Path) ->
     assert not is_own_run(mine)
 
 
-def test_records_of_removed_runs_are_removed(tmp_path: Path, state: Path) -> None:
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        remember_run(tmp_path / name)
-        (tmp_path / name).rmdir()
-    (tmp_path / "third").mkdir()
-    remember_run(tmp_path / "third")
-    assert len(list(state.iterdir())) == 1
+def test_a_run_is_remembered_while_its_disk_is_not_mounted(tmp_path: Path, state: Path) -> None:
+    mine, elsewhere, other = tmp_path / "mine", tmp_path / "elsewhere", tmp_path / "other"
+    mine.mkdir()
+    other.mkdir()
+    remember_run(mine)
+    mine.rename(elsewhere)
+    remember_run(other)
+    elsewhere.rename(mine)
+    assert is_own_run(mine)
+
+
+def test_the_oldest_records_are_removed(
+    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.base.host.own_runs._MOST_RECORDS", 2)
+    runs = [tmp_path / name for name in ("first", "second", "third")]
+    for run in runs:
+        run.mkdir()
+        remember_run(run)
+    assert [is_own_run(run) for run in runs] == [False, True, True]
+    assert len(list(state.iterdir())) == 2
 
 
 ESCAPE = "\x1b]0;title\x07\x1b[2J\x9b31m"

@@ -15,17 +15,19 @@ from pathlib import Path
 
 from paceline.base.errors import UsageError
 
+_MOST_RECORDS = 10_000  # of about 150 bytes
+
 
 def remember_run(run_dir: Path) -> None:
     """Record that this user made the run. Without a place for it, nothing is recorded."""
     with suppress(OSError, RuntimeError):  # no home, a full disk: the user will be asked
         folder = _folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _forget_removed(folder)
         record = _record(folder, run_dir)
         descriptor = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(_identity(run_dir), file)
+        _forget_oldest(folder)
 
 
 def is_own_run(run_dir: Path) -> bool:
@@ -69,9 +71,14 @@ def _identity(run_dir: Path) -> dict[str, str | int]:
     return {"path": str(run_dir.resolve()), "inode": run_dir.stat().st_ino}
 
 
-def _forget_removed(folder: Path) -> None:
-    """Remove the records of runs that exist no more."""
-    for record in folder.iterdir():
-        with suppress(OSError, ValueError, TypeError, KeyError):  # of another process, or damaged
-            if not Path(json.loads(record.read_text(encoding="utf-8"))["path"]).exists():
-                record.unlink()
+def _forget_oldest(folder: Path) -> None:
+    """Remove the records that are too many.
+
+    A run that cannot be seen is not forgotten: its disk may be mounted again, or only in the mount
+    namespace of another process.
+    """
+    records = list(folder.iterdir())
+    if len(records) > _MOST_RECORDS:
+        records.sort(key=lambda record: record.stat().st_mtime_ns)
+        for record in records[:-_MOST_RECORDS]:
+            record.unlink(missing_ok=True)
