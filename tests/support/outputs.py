@@ -32,7 +32,7 @@ _BY_CHANCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _COST = re.compile(r"\b(?:compute|data wait|bubble|waiting|transfer|other) (?=\d)")
-_FIGURE = re.compile(r"[=?+-]?\d\S*|±\S+|missed|\u2013")
+_FIGURE = re.compile(r"[=?+(-]?\d\S*|±\S+|missed|\u2013")
 _CALL = re.compile(r"  \S+:\d+ in ")  # of a stack
 
 
