@@ -13,7 +13,7 @@ def test_run_does_not_differ_from_its_copy(paceline, small_run, tmp_path):
     shown = paceline.main("compare", small_run, copy)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "Machine, packages, git commit and spec are equal." in shown.stdout
-    assert "undecided in 1." in " ".join(shown.stdout.split())
+    assert "and undecided in 1" in " ".join(shown.stdout.split())
     document = json.loads(paceline.main("compare", small_run, copy, "--json").stdout)
     (row,) = document["rows"]
     assert (document["schema"], document["differences"]) == (2, [])
