@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 parallel_bugs.py --bug sum [--fixed] [--seed 1]
 
-One process with the same arguments trains correctly in both. The comment at each bug names a public
-report of it.
+One process with the same arguments trains correctly in both. Seven of them name a public report of
+such a bug.
 """
 
 import argparse

@@ -87,7 +87,7 @@ sufficient_factors = "{}"
 
 @dataclass(frozen=True)
 class Piece:
-    """What is compared: a spec on hosts with cores of their own, and on hosts in turns."""
+    """A comparison of one spec on hosts with cores of their own, and on hosts in turns."""
 
     trial: str  # beside the sequential one; empty: all-reduces
     real: LabSettings
@@ -210,7 +210,7 @@ def all_reduced(lab: Lab, folder: Path) -> dict[str, Any]:
     calls = json.loads(out.read_text())
     if not lab.record.settings.turns:
         return {"calls": {size: each["length_s"] / each["calls"] for size, each in calls.items()}}
-    time.sleep(0.5)  # until the last slices are recorded
+    time.sleep(0.5)  # the scheduler writes slices at the end of a round, so the last come later
     clock = RecordedSlices.read(lab.record.slices).clocks()[lab.hosts[0].name]
     found = {}
     for size, each in calls.items():

@@ -1,4 +1,4 @@
-"""What is in the working directory, and the name of the folder for temporary files, disturb no
+"""Files of the working directory, and the name of the folder for temporary files, disturb no
 launcher; and nothing is left in that folder."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Of scripts with a batch for each rank, those with equal steps are ranked among each other."""
+"""Scripts with a batch for each rank are ranked among those with equal steps."""
 
 from __future__ import annotations
 

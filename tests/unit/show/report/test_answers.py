@@ -1,4 +1,4 @@
-"""What is said of local strategies on several nodes, of made-up runs."""
+"""Sentences on local strategies on several nodes, from made-up runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Swin transformers: published sizes and names, and attention as it is defined."""
+"""Swin transformers: published sizes and names, and attention by its definition."""
 
 from __future__ import annotations
 

@@ -114,10 +114,10 @@ def _parts(first: Sequence[TrialAnalysis], second: Sequence[TrialAnalysis]) -> t
     common = sorted(n for n in ours.keys() & theirs.keys() if ours[n] and theirs[n])
     if not common:
         return ()
+    scale_s = sum(sum(theirs[n].values()) for n in common) / len(common)
     found = []
     for part in GAP_PARTS:
         sides = [[side[n][part] for n in common] for side in (ours, theirs)]
-        scale_s = sum(sum(theirs[n].values()) for n in common) / len(common)
         fast, slow = time_beliefs(sides[::-1], scale_s)
         bounds = (fast - slow).estimate().scaled(scale_s)
         means = [sum(side) / len(common) for side in sides]

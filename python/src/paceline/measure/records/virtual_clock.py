@@ -12,6 +12,7 @@ the times of the machine again.
 from __future__ import annotations
 
 import json
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,11 @@ CPU_TIME_VARIABLE = "PACELINE_LAB_CPU_TIME"  # file of the host's control group 
 LEAST_ROUNDS = 20  # in a step, else its duration depends on where the slices begin
 _BEFORE_S = 1.0  # slices of a trial begin so long before it
 _RECORDED_S = 5.0  # limit to wait for the slice that is running
+
+
+def own_dilation() -> int:
+    """Return how many lab hosts take turns with this one, and it; 1 if this host takes none."""
+    return int(os.environ.get(DILATION_VARIABLE, "1"))
 
 
 @dataclass(frozen=True, slots=True, order=True)

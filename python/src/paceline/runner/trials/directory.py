@@ -101,21 +101,13 @@ def _no_further_repeats(files: RunFiles, has: int, asked: int) -> UsageError:
     )
 
 
-def is_extended(files: RunFiles, experiment: Experiment) -> bool:
-    """Tell whether a spec that may resume a run has more repeats or trials than the run."""
-    return recorded_spec(files.root, trust_run=True).experiment != experiment
-
-
-def check_added(
-    files: RunFiles, experiment: Experiment, trials: Iterable[Trial], left_out: Iterable[str]
-) -> None:
-    """Raise UsageError if a run's spec has further trials, but its plan has none of them.
+def check_added(files: RunFiles, trials: Iterable[Trial], left_out: Iterable[str]) -> None:
+    """Raise UsageError if a run shall get further [[trials]], but its plan has none of them.
 
     trials: of the plan. left_out: why it lacks configurations.
     """
-    before = recorded_spec(files.root, trust_run=True).experiment
     known = set(read_json(files.manifest)["trials"])
-    if before.trials != experiment.trials and all(trial.id in known for trial in trials):
+    if all(trial.id in known for trial in trials):
         reasons = "".join(f"\n  - {each}" for each in left_out)
         raise UsageError(
             f"{files.root}: expected a configuration that this run does not have yet; `only` of "
@@ -170,10 +162,8 @@ def check_code(files: RunFiles) -> None:
         )
 
 
-def has_ended(files: RunFiles, spec: Spec) -> bool:
-    """Tell whether nothing is left to run of a run that may be resumed with this spec."""
-    if is_extended(files, spec.experiment):
-        return False
+def has_ended(files: RunFiles) -> bool:
+    """Tell whether nothing is left to run of a run that is resumed with its own spec."""
     if not all(is_finished(trial) for _, trial in files.trials()):
         return False
     stopping = read_stopping(files)

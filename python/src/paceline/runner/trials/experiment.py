@@ -27,9 +27,9 @@ from paceline.runner.trials.directory import (
     check_code,
     check_run_dir,
     has_ended,
-    is_extended,
     made_run_dir,
     only_runner,
+    recorded_spec,
 )
 from paceline.runner.trials.equivalence import check_equivalences
 from paceline.runner.trials.planning import (
@@ -42,12 +42,7 @@ from paceline.runner.trials.planning import (
 )
 from paceline.runner.trials.preview import preflight, preview_run, warn_of_small_disk
 from paceline.runner.trials.repeats import AutomaticRepeats
-from paceline.runner.trials.run_trial import (
-    failure_of,
-    failure_of_all,
-    is_finished,
-    run_followed,
-)
+from paceline.runner.trials.run_trial import failure_of, failure_of_all, is_finished, run_followed
 from paceline.runner.trials.verify_script import ScriptMarks
 
 
@@ -71,7 +66,9 @@ def run(
     """
     files = RunFiles(run_dir)
     check_run_dir(files, spec, resume=resume)
-    if resume and has_ended(files, spec):
+    before = recorded_spec(files.root, trust_run=True).experiment if resume else None
+    extended = before is not None and before != spec.experiment
+    if resume and not extended and has_ended(files):
         with only_runner(run_dir):
             progress.stage(f"{run_dir}: all trials are done, so nothing runs")
         return []
@@ -79,8 +76,8 @@ def run(
         check_code(files)
     with made_run_dir(run_dir):
         planned = planned_trials(spec, make_datasets(spec.experiment, progress))
-        if extended := resume and is_extended(files, spec.experiment):
-            check_added(files, planned.experiment, planned.trials, planned.left_out)
+        if before is not None and before.trials != planned.experiment.trials:
+            check_added(files, planned.trials, planned.left_out)
         preview = preview_run(planned, run_dir.parent)
         preview.check()
         preflight(planned.trials)

@@ -14,7 +14,7 @@ from paceline.base.host.machine import all_packages, machine_facts, package_vers
 from paceline.base.host.programs import repository_state
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import SCHEMA, Outcome
-from paceline.measure.records.virtual_clock import DILATION_VARIABLE
+from paceline.measure.records.virtual_clock import own_dilation
 from paceline.plan.spec import Experiment, Spec, WorkloadRequest
 from paceline.plan.spec.values import absolute_name
 from paceline.plan.spec.workloads import workload_of
@@ -31,7 +31,6 @@ from paceline.train.data.catalogue import (
 )
 
 if TYPE_CHECKING:
-    from paceline.plan.spec.models import WorkloadRequest
     from paceline.train.data.dataset import Dataset
 
 
@@ -173,7 +172,7 @@ def provenance() -> dict[str, Any]:
 
 def host_facts() -> dict[str, Any]:
     """Return the facts of this machine, and whether its lab hosts take turns."""
-    dilation = int(os.environ.get(DILATION_VARIABLE, "1"))
+    dilation = own_dilation()
     turns = {} if dilation == 1 else {"turns": f"{dilation} hosts in turns"}
     return {**machine_facts(), **turns}
 

@@ -26,11 +26,11 @@ from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import FailureRow, Outcome
 from paceline.measure.records.tables import compact_trial
 from paceline.measure.records.virtual_clock import (
-    DILATION_VARIABLE,
     SLICES_VARIABLE,
     RecordedSlices,
     convert_trial,
     keep_slices,
+    own_dilation,
 )
 from paceline.measure.telemetry import SidecarHandle
 from paceline.plan.spec.extensions import LAUNCHERS
@@ -62,7 +62,7 @@ def is_finished(files: TrialFiles) -> bool:
 
 def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     """Run one trial, with new starts after failures as `restarts` allows; record the outcome."""
-    trial = slowed(trial, int(os.environ.get(DILATION_VARIABLE, "1")))
+    trial = slowed(trial, own_dilation())
     write_trial(trial, files)
     attempts = 1 if LAUNCHERS.get(trial.launcher).restarts_ranks else 1 + trial.restarts
     started_s = time.monotonic()

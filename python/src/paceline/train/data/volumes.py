@@ -1,7 +1,7 @@
 """NIfTI volumes with masks as slices: FOLDER/images/NAME.nii.gz and FOLDER/masks/NAME.nii.gz.
 
-The slices are those of the last axis, as they are stored. A volume's own range of values becomes
-that of a grey image.
+The slices are those of the last axis, in the order of the file. The range of values of a volume is
+stretched to that of a grey image.
 """
 
 from __future__ import annotations

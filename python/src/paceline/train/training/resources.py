@@ -27,7 +27,7 @@ from paceline.base.host.machine import (
     physical_cores,
 )
 from paceline.measure.records.rows import RankEnvironment, WorkerEnvironment
-from paceline.measure.records.virtual_clock import DILATION_VARIABLE, LINK_VARIABLE
+from paceline.measure.records.virtual_clock import LINK_VARIABLE, own_dilation
 from paceline.plan.spec.extensions import STRATEGIES
 from paceline.plan.trials.trial import Placement, RankContext, Trial
 
@@ -370,7 +370,7 @@ def actual_environment(
         initial_weights_sha256=initial_weights_sha256,
         device=device_name(device_of(trial, context)),
         numa_nodes=numa_nodes_of(affinity),
-        dilation=int(os.environ.get(DILATION_VARIABLE, "1")),
+        dilation=own_dilation(),
         link=trial.link or os.environ.get(LINK_VARIABLE),
         workers=list(workers),
         keeps_freed_memory=_APPLIED.get("keeps_freed_memory"),
