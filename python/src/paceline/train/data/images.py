@@ -34,6 +34,7 @@ MAX_BYTES = 1 << 30
 MAX_PIXELS = MAX_BYTES // 6
 _JPEG_QUALITY = 95
 _EXIF_ORIENTATION = 0x0112
+_SUFFIXES = (".jpg", ".jpeg", ".png")
 _REDUCED = {
     2: cv2.IMREAD_REDUCED_COLOR_2,
     4: cv2.IMREAD_REDUCED_COLOR_4,
@@ -53,6 +54,17 @@ class ImageInfo:
     width: int
     height: int
     verbatim: bool  # already upright 8-bit RGB: its bytes are stored unchanged
+
+
+def images_of(root: Path, partner: str) -> list[Path]:
+    """Return the images of a folder with `images/NAME.jpg` or `.png`, in order of their names.
+
+    partner: place of the file that belongs to each, for the message. Raises DataError without any.
+    """
+    images = sorted(p for p in root.glob("images/*") if p.suffix.lower() in _SUFFIXES)
+    if not images:
+        raise DataError(f"{root}: expected images/NAME.jpg (or .png) and {partner}, found no image")
+    return images
 
 
 def inspect(data: bytes) -> ImageInfo:

@@ -15,10 +15,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.base.errors import DataError
-from paceline.train.data.images import BadImage, decode, image_header, normalise, scaled_size
+from paceline.train.data.images import (
+    BadImage,
+    decode,
+    image_header,
+    images_of,
+    normalise,
+    scaled_size,
+)
 
 Pair = tuple[NDArray[np.uint8], NDArray[np.uint8]]
-_SUFFIXES = (".jpg", ".jpeg", ".png")
 _VALUES = 256  # of a pixel of a mask
 _NO_CLASS = -1
 
@@ -52,12 +58,8 @@ class ImagesWithMasks:
         """
         root = Path(folder)
         self._size, self._classes = size, classes
-        images = sorted(p for p in root.glob("images/*") if p.suffix.lower() in _SUFFIXES)
+        images = images_of(root, "masks/NAME.png")
         self._files = [(image, root / "masks" / f"{image.stem}.png") for image in images]
-        if not images:
-            raise DataError(
-                f"{root}: expected images/NAME.jpg (or .png) and masks/NAME.png, found no image"
-            )
         lacking = [image.name for image, mask in self._files if not mask.is_file()]
         if lacking:
             raise DataError(

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.base.errors import DataError
-from paceline.train.data.images import BadImage, decode, normalise, scaled_size
+from paceline.train.data.images import BadImage, decode, images_of, normalise, scaled_size
 
 CELL = 4  # pixels of the side of an output's cell
 IGNORED = -1.0  # in place of 1 for text, where it is not known what cells are
-_SUFFIXES = (".jpg", ".jpeg", ".png")
 _UNREADABLE = "###"
 _NUMBERS = (8, 4)  # of a line: corners, or sides
 _RIGHT_ANGLE = 90.0
@@ -83,11 +82,7 @@ class ImagesWithText:
         """Raises DataError if there are no images, or if one has no text file."""
         root = Path(folder)
         self._size, self._with_angle = size, with_angle
-        images = sorted(p for p in root.glob("images/*") if p.suffix.lower() in _SUFFIXES)
-        if not images:
-            raise DataError(
-                f"{root}: expected images/NAME.jpg (or .png) and boxes/gt_NAME.txt, found no image"
-            )
+        images = images_of(root, "boxes/gt_NAME.txt")
         self._files = [(image, _boxes_of(root, image)) for image in images]
 
     def __len__(self) -> int:
