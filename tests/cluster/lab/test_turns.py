@@ -13,12 +13,14 @@ from tests.support.commands import run_command
 
 from paceline.analysis.trial.reading import load_trial
 from paceline.analysis.trial_analysis import analyse_trial
-from paceline.base.errors import ExitCode
+from paceline.base.errors import EnvironmentLacks, ExitCode
 from paceline.base.host.processes import pids_with_variable, send
 from paceline.collectives.host import wait_until
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.virtual_clock import RecordedSlices, overlap_ns
 from paceline.runner.lab import Lab, LabSettings, turns
+from paceline.runner.lab.record import NAME_VARIABLE
+from paceline.runner.lab.session import check_turns
 from paceline.runner.lab.turns import TURNS_VARIABLE, groups_of
 
 pytestmark = [
@@ -125,6 +127,16 @@ def test_short_steps_are_refused(tmp_path: Path) -> None:
     assert "rounds of slices, expected at least 20" in done.stdout + done.stderr
 
 
+def test_process_is_told_when_its_hosts_take_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    with checked_lab(SETTINGS) as lab:
+        monkeypatch.setenv(NAME_VARIABLE, lab.record.name)
+        check_turns()
+        send([scheduler_and_guardian(lab)[0]], signal.SIGKILL)
+        assert wait_until(lambda: not turns.are_taken(lab.record.name), 10)
+        with pytest.raises(EnvironmentLacks, match="all hosts run at once .* make the lab again"):
+            check_turns()
+
+
 @pytest.mark.parametrize("which", [0, 1], ids=["scheduler", "guardian"])
 def test_nothing_stays_frozen_when_one_is_killed(which: int) -> None:
     with checked_lab(SETTINGS) as lab:
@@ -140,7 +152,7 @@ def test_stopped_scheduler_is_replaced_by_hosts_that_run() -> None:
     with checked_lab(SETTINGS) as lab:
         scheduler, _ = scheduler_and_guardian(lab)
         send([scheduler], signal.SIGSTOP)
-        assert wait_until(lambda: not pids_with_variable(TURNS_VARIABLE, lab.record.name), 5)
+        assert wait_until(lambda: not pids_with_variable(TURNS_VARIABLE, lab.record.name), 10)
         assert frozen(lab) == []
 
 

@@ -182,6 +182,16 @@ def own_lab() -> LabRecord | None:
     return None if name is None else Registry().load(name)
 
 
+def check_turns() -> None:
+    """Raises EnvironmentLacks if this process is on a host that should take turns and does not."""
+    lab = own_lab()
+    if lab is not None and lab.settings.turns and not turns.are_taken(lab.name):
+        raise EnvironmentLacks(
+            f"lab {lab.name}: the scheduler of its turns has ended, and all hosts run at once (its "
+            f"log: {lab.slices.with_suffix('.log')}); make the lab again, then --resume the run"
+        )
+
+
 @contextmanager
 def links_at(rate: str | None) -> Iterator[None]:
     """Give all links of the lab that this process is in another rate; None changes nothing.

@@ -2,7 +2,7 @@
 
 A scheduler outside of the hosts freezes one and thaws the next (the freezer of control groups,
 version 1 or `cgroup.freeze` of version 2). Its parent, the guardian, thaws all hosts if the
-scheduler ends or does not report for a second: a frozen process of version 1 ignores SIGKILL.
+scheduler ends or does not report for some seconds: a frozen process of version 1 ignores SIGKILL.
 The scheduler ends when the guardian does.
 """
 
@@ -38,7 +38,9 @@ _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _FREEZE_S = 30.0
 _SOON_S = 0.005  # from when on a group that is not frozen is looked at less often
 _POLL_S = 50e-6
-_REPORT_S = 1.0  # without a report of the scheduler for so long, the guardian thaws
+# Without a report of the scheduler for so long, the guardian thaws. Its end is noticed at once; a
+# write to a busy disk, or a machine that stands still, can take a second or two.
+_REPORT_S = 5.0
 _STOP_S = 5.0
 _START_S = 20.0
 _PROGRAM = f"from {__name__} import main; main()"
@@ -222,6 +224,11 @@ def stop(lab: str, names: Sequence[str]) -> None:
         thaw(names)
 
 
+def are_taken(lab: str) -> bool:
+    """Return whether the scheduler of the lab with this name is alive."""
+    return bool(pids_with_variable(TURNS_VARIABLE, lab))
+
+
 def thaw(names: Sequence[str]) -> None:
     """Thaw the groups that exist."""
     with suppress(EnvironmentLacks):
@@ -326,7 +333,10 @@ def guard(groups: Sequence[FreezerGroup], scheduler: int, reports: int) -> None:
             if ending.asked:
                 os.kill(scheduler, signal.SIGTERM)
             ready, _, _ = select.select([reports], [], [], _REPORT_S)
-            if not ready or not os.read(reports, 4096):
+            if not ready:
+                print(f"the scheduler did not report for {_REPORT_S:g} s", file=sys.stderr)
+                return
+            if not os.read(reports, 4096):
                 return
     finally:
         with suppress(ProcessLookupError):

@@ -39,7 +39,7 @@ from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import SIDECAR_HOST_VARIABLE
 from paceline.runner.job.rank import watch
 from paceline.runner.job.rank_status import RESTARTED_CODES, outcome_status
-from paceline.runner.lab.session import links_at
+from paceline.runner.lab.session import check_turns, links_at
 from paceline.runner.launchers.base import launcher_for
 from paceline.runner.launchers.diagnosis import diagnose
 from paceline.runner.launchers.supervise import (
@@ -61,7 +61,11 @@ def is_finished(files: TrialFiles) -> bool:
 
 
 def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
-    """Run one trial, with new starts after failures as `restarts` allows; record the outcome."""
+    """Run one trial, with new starts after failures as `restarts` allows; record the outcome.
+
+    Raises EnvironmentLacks if its hosts should take turns and do not.
+    """
+    check_turns()
     trial = slowed(trial, own_dilation())
     write_trial(trial, files)
     attempts = 1 if LAUNCHERS.get(trial.launcher).restarts_ranks else 1 + trial.restarts
@@ -78,7 +82,7 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
             leave_attempt(files, failure)
             keep_log(files)
     outcome = dataclasses.replace(outcome, launched_unix_s=launched_unix_s)
-    if outcome.status == "ok" and SLICES_VARIABLE in os.environ:
+    if SLICES_VARIABLE in os.environ:
         outcome = _in_own_time(outcome, files, Path(os.environ[SLICES_VARIABLE]))
     if outcome.status == "ok":
         outcome = _with_load(outcome, files)
@@ -110,10 +114,14 @@ def slowed(trial: Trial, dilation: int) -> Trial:
 def _in_own_time(outcome: Outcome, files: TrialFiles, slices: Path) -> Outcome:
     """Convert the records of a trial to the time of its hosts, which take turns.
 
-    slices: of the lab. A trial whose records cannot be converted is refused.
+    slices: of the lab. A trial whose records cannot be converted is refused. One that failed is not
+    converted, but told apart from one that failed because the turns had ended.
     """
     host = host_name()
     try:
+        if outcome.status != "ok":
+            check_turns()
+            return outcome
         keep_slices(slices, files, outcome.launched_unix_s, time.time())
         clocks = RecordedSlices.read(files.slices).clocks()
         convert_trial(files, clocks, host)
