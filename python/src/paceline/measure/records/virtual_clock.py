@@ -207,15 +207,19 @@ def keep_slices(source: Path, files: TrialFiles, from_unix_s: float, until_unix_
     source: slices of the lab. Raises EnvironmentLacks if the turns have ended.
     """
 
-    def complete() -> bool:
-        return RecordedSlices.read(source).until_unix_s() >= until_unix_s
+    recorded: RecordedSlices | None = None  # reading takes a second after an hour
 
-    if not wait_until(complete, _RECORDED_S, poll_s=0.2):
+    def complete() -> bool:
+        nonlocal recorded
+        recorded = RecordedSlices.read(source)
+        return recorded.until_unix_s() >= until_unix_s
+
+    if not wait_until(complete, _RECORDED_S, poll_s=0.2) or recorded is None:
         raise EnvironmentLacks(
             f"{source}: expected slices until the end of the trial; the scheduler of the lab has "
             "ended, and its hosts run all at once: make the lab again"
         )
-    write_text(files.slices, RecordedSlices.read(source).since(from_unix_s - _BEFORE_S).text)
+    write_text(files.slices, recorded.since(from_unix_s - _BEFORE_S).text)
 
 
 def convert_trial(files: TrialFiles, clocks: dict[str, VirtualClock], launcher: str) -> None:
