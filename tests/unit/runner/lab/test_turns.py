@@ -60,23 +60,27 @@ def test_slices_keep_the_clocks_of_all_hosts_together(ran_ms, turn, length_ms):
 
 @pytest.fixture(params=[1, 2])
 def group(request, tmp_path):
-    name, text = {1: ("freezer.state", "THAWED\n"), 2: ("cgroup.events", "frozen 0\n")}[
-        request.param
-    ]
-    (tmp_path / name).write_text(text)
+    make_files(tmp_path)
     return turns.FreezerGroup(tmp_path, request.param)
+
+
+def make_files(folder):
+    (folder / "freezer.state").write_text("THAWED\n")
+    (folder / "cgroup.freeze").write_text("0\n")
+    (folder / "cgroup.events").write_text("frozen 0\n")
 
 
 def test_group_that_does_not_freeze_is_an_error(group, monkeypatch):
     monkeypatch.setattr(turns, "_FREEZE_S", 0.01)
+    monkeypatch.setattr(turns.Switch, "is_frozen", lambda _: False)
     with pytest.raises(TimedOut, match="not frozen"):
         group.freeze()
 
 
 def test_scheduler_reports_while_a_process_waits_for_a_disk(tmp_path):
     group, waited = turns.FreezerGroup(tmp_path, 2), []
+    make_files(tmp_path)
     events = tmp_path / "cgroup.events"
-    events.write_text("frozen 0\n")
 
     def waiting():
         waited.append(True)
