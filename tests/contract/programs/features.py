@@ -270,6 +270,14 @@ def compiled(rank: int, ranks: int) -> None:
     expect(whole, torch.arange(float(ranks)).repeat_interleave(2))
 
 
+@feature("compiled DDP")
+def compiled_ddp(rank: int, ranks: int) -> None:
+    net = torch.nn.Linear(2, 1, bias=False)
+    model = torch.compile(DistributedDataParallel(net), backend="aot_eager")
+    model(torch.full((1, 2), float(rank))).sum().backward()
+    expect(net.weight.grad, (ranks - 1) / 2)
+
+
 @feature("collectives with gradients")
 def gradients(rank: int, ranks: int) -> None:
     own = torch.ones(4, requires_grad=True)

@@ -32,6 +32,7 @@ from paceline.collectives.torch_internals import (
     set_default_backend,
     set_group_name,
     source_rank,
+    untraced,
 )
 
 BACKEND = "recorded-gloo"
@@ -104,6 +105,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 _Work: Any = Work
 
 
+@untraced
 class AwaitedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
     """A work of Gloo without a future. Its operation ends when a wait for it returns."""
 
@@ -212,6 +214,7 @@ for _method, (_name, _peers) in MESSAGES.items():
     setattr(RecordedProcessGroup, _method, _recorded(_method, _name, 0, AwaitedWork, _peers))
 for _method in _OTHERS:
     setattr(RecordedProcessGroup, _method, _handed_on(_method))
+untraced(RecordedProcessGroup)
 
 
 def check_asked(backend: str) -> None:

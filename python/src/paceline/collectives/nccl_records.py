@@ -55,6 +55,7 @@ from paceline.collectives.torch_internals import (
     is_nccl,
     set_default_backend,
     surround_method,
+    untraced,
 )
 
 _CUDA = torch.device("cuda")
@@ -209,6 +210,7 @@ def _first_tensor(tensors: Any) -> Tensor | None:
 _ProcessGroup: Any = dist.ProcessGroup
 
 
+@untraced
 class _ReducerGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
     """A group that passes the calls of DDP's reducer, which is C++, on in Python.
 

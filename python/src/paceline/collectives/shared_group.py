@@ -79,7 +79,7 @@ from paceline.collectives.recorder import (
 )
 from paceline.collectives.shared_memory import LIBRARY, Levels, NothingToShare
 from paceline.collectives.store import fresh_name
-from paceline.collectives.torch_internals import PrefixStore, Work, limit_of
+from paceline.collectives.torch_internals import PrefixStore, Work, limit_of, untraced
 from paceline.collectives.work import ProgressThread
 
 _log = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ _ABORT_LIMIT_S = 0.5
 _NO_TIME = timedelta(0)
 
 
+@untraced
 class SharedMemoryGroup(RecordedProcessGroup):
     """A process group whose ranks, or some of them, share the memory of a host."""
 
@@ -515,6 +516,7 @@ def _leave_groups_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_groups_to_parent)
 
 
+@untraced
 class _UnsharedGroup(RecordedProcessGroup):
     """A process group all of whose operations are Gloo's."""
 

@@ -9,12 +9,13 @@ import functools
 import sys
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._autograd import _profiler_enabled as profiler_enabled
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+from torch._C._dynamo import eval_frame
 from torch.autograd.profiler import record_function
 
 __all__ = [
@@ -53,6 +54,22 @@ def asked_backends() -> dict[str, str]:
         frame = frame.f_back
     config = None if frame is None else frame.f_locals.get("backend_config")
     return {} if config is None else dict(config.get_device_backend_map())
+
+
+_Class = TypeVar("_Class", bound=type)
+_SKIPPED = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+
+
+def untraced(kind: _Class) -> _Class:
+    """Let torch.compile trace neither the methods of a class nor what they call.
+
+    While it traces the call of a compiled DDP, C++ calls methods of its group and of works, and
+    objects of C++ cannot be traced. torch.compiler.disable does the same, but imports Dynamo.
+    """
+    for value in vars(kind).values():
+        if hasattr(value, "__code__"):
+            eval_frame.set_code_exec_strategy(value.__code__, _SKIPPED)
+    return kind
 
 
 def limit_of(options: Any) -> float:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.collectives.errors import PacelineError, RankFailed, Refused, timed_out
-from paceline.collectives.torch_internals import Work
+from paceline.collectives.torch_internals import Work, untraced
 
 if TYPE_CHECKING:
     from paceline.collectives.recorder import Operation
@@ -31,6 +31,7 @@ _LONGEST_LOOK_S = 2.0  # between two looks, for operations with a shorter limit 
 _Work: Any = Work
 
 
+@untraced
 class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
     """One operation in flight. Its future holds the list of result tensors."""
 
@@ -86,6 +87,7 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
         return self._future
 
 
+@untraced
 class CoalescedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
     """Several works as one, for torch's coalescing. Its future holds the list of their futures."""
 

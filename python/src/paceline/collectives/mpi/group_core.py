@@ -36,7 +36,7 @@ from paceline.collectives.recorder import (
     begin_profile_event,
     payload_bytes,
 )
-from paceline.collectives.torch_internals import PrefixStore, Store, register_backend
+from paceline.collectives.torch_internals import PrefixStore, Store, register_backend, untraced
 from paceline.collectives.work import CoalescedWork, PendingWork, ProgressThread
 
 BACKEND = "mpi4py"
@@ -49,6 +49,7 @@ _LARGEST_CONTEXT_TAG = 32767  # the largest tag that the MPI standard guarantees
 _ProcessGroup: Any = dist.ProcessGroup
 
 
+@untraced
 class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
     """A group of ranks of MPI_COMM_WORLD. Construction is collective over the group.
 

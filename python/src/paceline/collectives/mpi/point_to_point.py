@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from paceline.collectives.errors import RankFailed, TimedOut, timed_out
 from paceline.collectives.host import host_name
+from paceline.collectives.torch_internals import untraced
 from paceline.collectives.work import PendingWork
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ _JOIN_S = 1.0
 _abandoned_buffers: list[Any] = []
 
 
+@untraced
 class MpiMessage(PendingWork):
     """A message in flight. MPI progresses it while a waiting thread or the Messenger polls."""
 

@@ -28,11 +28,13 @@ from paceline.collectives.mpi.all_reduce import CollectiveStatistics, combined_s
 from paceline.collectives.mpi.collectives import message_of
 from paceline.collectives.mpi.group_core import BACKEND, GroupCore
 from paceline.collectives.mpi.point_to_point import MpiMessage
+from paceline.collectives.torch_internals import untraced
 from paceline.collectives.work import PendingWork
 
 __all__ = ["BACKEND", "MpiProcessGroup"]
 
 
+@untraced
 class MpiProcessGroup(GroupCore):
     """A process group over MPI; see GroupCore for construction."""
 
