@@ -43,6 +43,7 @@ class Measurement:
     experiment: str | None = None
     options: tuple[str, ...] = ()
     lab: str | None = None  # the options of `paceline lab up`, if the experiment runs on lab hosts
+    own_hosts: bool = False  # `paceline lab run` makes the hosts; such a run is not resumed
     commands: tuple[str, ...] = ()
 
 
@@ -141,6 +142,9 @@ def measure_experiment(each: Measurement, out: Path, work: Path, commands: Comma
     words = ["paceline", "run", str(each.experiment), *each.options, "--out", str(run_dir)]
     command = continued(words)
     shown = shlex.join(words[:-2])
+    if each.own_hosts:
+        command = ["paceline", "lab", *words[1:]]
+        shown = shlex.join(["paceline", "lab", *words[1:-2]])
     if each.lab is not None:
         inside = shlex.join([sys.executable, "-m", "paceline.cli", *command[1:]])
         command = ["paceline", "lab", "up", *each.lab.split(), "--exec", inside]
