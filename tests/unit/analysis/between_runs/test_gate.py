@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.between_runs.gate import judge
-from paceline.analysis.between_runs.same_training import BaselineTraining, why_other_training
-from paceline.analysis.between_runs.speeds import RunSpeeds, read_reference, read_speeds
+from paceline.analysis.between_runs.speeds import (
+    BaselineTraining,
+    RunSpeeds,
+    read_reference,
+    read_speeds,
+    why_other_training,
+)
 from paceline.analysis.statistics.rates import RepeatRate
 from paceline.base.errors import DataError, ExitCode
 from paceline.cli import main

@@ -16,8 +16,7 @@ from typing import Literal
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass as json_dataclass
 
-from paceline.analysis.between_runs.same_training import why_other_training
-from paceline.analysis.between_runs.speeds import RunSpeeds
+from paceline.analysis.between_runs.speeds import RunSpeeds, why_other_training
 from paceline.analysis.between_runs.two_runs import paired_differences
 from paceline.analysis.statistics.fastest import RISK_SHARE, differing
 from paceline.analysis.statistics.intervals import CONFIDENCE, Interval
