@@ -7,7 +7,7 @@ import pytest
 from paceline.base.errors import UsageError
 from paceline.collectives.gloo_group import BACKEND
 from paceline.measure.records.layout import TrialFiles
-from paceline.runner.attach.description import AttachedRank, planned_trial, trial_as_found
+from paceline.runner.attach.rank import AttachedRank, planned_trial, trial_as_found
 
 
 def trial(folder, launcher="torchrun", ranks=2):

@@ -7,8 +7,8 @@ import importlib
 import pytest
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.runner.attach import description
-from paceline.runner.attach.description import AttachedRank, own_place
+from paceline.runner.attach import rank
+from paceline.runner.attach.rank import AttachedRank, own_place
 from paceline.runner.attach.startup import sitecustomize
 
 TORCHRUN = {
@@ -43,6 +43,6 @@ def test_ranks_on_several_hosts_are_refused():
 
 def test_the_start_of_python_looks_for_the_variables_of_every_launcher() -> None:
     """It may import only the standard library, so it has their names once more."""
-    assert {rank for rank, *_ in description._VARIABLES} == set(sitecustomize._RANK_VARIABLES)
+    assert {name for name, *_ in rank._VARIABLES} == set(sitecustomize._RANK_VARIABLES)
     runner = importlib.import_module("paceline.runner.trials.attach")  # a function has its name
     assert runner._FOLDER_VARIABLE == sitecustomize._FOLDER_VARIABLE

@@ -5,7 +5,6 @@ command imports its `sitecustomize`. In a process that trains, that calls `rank.
 writes the files of one rank of one trial: the same as those of a script under `paceline run`.
 
 - `startup/sitecustomize`: find the processes that train; only the standard library;
-- `place`: which rank a process is, from the variables of its launcher;
-- `description`: the command as a trial;
-- `rank`: record one rank, from the import of torch to the end of its process.
+- `rank`: the command as a trial, which rank this process is, and its records, from the import of
+  torch to its end.
 """
