@@ -3,7 +3,11 @@
 Importing this package imports neither psutil nor prometheus_client.
 """
 
-from paceline.measure.telemetry.client import SidecarHandle, sidecar_is_alive, start_sidecar
-from paceline.measure.telemetry.request import SidecarRequest
+from paceline.measure.telemetry.request import (
+    SidecarHandle,
+    SidecarRequest,
+    sidecar_is_alive,
+    start_sidecar,
+)
 
 __all__ = ["SidecarHandle", "SidecarRequest", "sidecar_is_alive", "start_sidecar"]
