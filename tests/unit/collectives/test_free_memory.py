@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.fabricated_cgroups import Machine
 
-from paceline.collectives.free_memory import available_bytes, memory_room_bytes
+from paceline.collectives.host import available_bytes, memory_room_bytes
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from paceline.collectives.free_memory import ControlGroups, memory_limit, readable_text
+from paceline.collectives.host import ControlGroups, memory_limit, readable_text
 
 N = TypeVar("N", int, float)
 

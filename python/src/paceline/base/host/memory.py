@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.collectives.free_memory import kernel_fields
+from paceline.collectives.host import kernel_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from paceline.collectives.free_memory import available_bytes
+from paceline.collectives.host import available_bytes
 
 _NONCE_BYTES = 16
 _FILE_BYTES = 1 << 44

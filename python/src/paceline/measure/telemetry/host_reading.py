@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 import psutil
 
 from paceline.base.host.cgroups import CgroupPlaces, find_places
-from paceline.collectives.free_memory import readable_text
-from paceline.collectives.host import PROC
+from paceline.collectives.host import PROC, readable_text
 from paceline.measure.records.metrics.metric import Row
 
 _RESOURCES = ("cpu", "memory", "io")

@@ -18,7 +18,7 @@ from paceline.analysis.between_runs.speeds import trial_speed
 from paceline.analysis.trial.reading import load_trial
 from paceline.base.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.base.host.machine import usable_cores
-from paceline.collectives.free_memory import available_bytes
+from paceline.collectives.host import available_bytes
 from paceline.measure.records.files import fields_of, read_json, write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import Experiment, Spec, TrialRequest, WorkloadRequest
