@@ -1,4 +1,7 @@
-"""All operations of torch's ProcessGroup over an MPI communicator of its own.
+"""The backend `mpi4py` of torch.distributed: its registration, and its process group.
+
+torch from PyPI is built without MPI. Importing this module initialises MPI (mpi4py does) and
+registers the backend. A group has an MPI communicator of its own.
 
 Signatures are those of torch, which calls them from Python and, for DistributedDataParallel and
 functional collectives, from C++. Lists of tensors have one entry for each rank unless stated
@@ -8,6 +11,7 @@ otherwise; ranks are those of the group.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -24,14 +28,34 @@ from paceline.collectives.agreement import (
     root_of,
 )
 from paceline.collectives.buffers import concatenated, reduce_tensors, reduction_of
+from paceline.collectives.errors import EnvironmentLacks, UsageError
+from paceline.collectives.gloo_group import check_asked
+from paceline.collectives.message_schedules import Algorithm
 from paceline.collectives.mpi.all_reduce import CollectiveStatistics, combined_statistics
 from paceline.collectives.mpi.collectives import message_of
 from paceline.collectives.mpi.group_core import BACKEND, GroupCore
 from paceline.collectives.mpi.point_to_point import MpiMessage
+from paceline.collectives.recorder import GroupDescription
 from paceline.collectives.torch_internals import untraced
 from paceline.collectives.work import PendingWork
 
-__all__ = ["BACKEND", "MpiProcessGroup"]
+_THREAD_LEVELS = {
+    MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
+    MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
+    MPI.THREAD_SERIALIZED: "MPI_THREAD_SERIALIZED",
+    MPI.THREAD_MULTIPLE: "MPI_THREAD_MULTIPLE",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of a group of this backend: `init_process_group("mpi4py", pg_options=…)`.
+
+    algorithm: all-reduce algorithm. Later groups use that of the default group unless they state
+    their own.
+    """
+
+    algorithm: Algorithm = "auto"
 
 
 @untraced
@@ -271,3 +295,65 @@ def _split_lengths(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[int
         )
     row = tensor.numel() // rows if rows else 0
     return [size * row for size in sizes]
+
+
+def _create_group(given: Any, options: Any) -> MpiProcessGroup:
+    """Create a group; torch calls this for each group that contains this rank."""
+    check_asked(BACKEND)
+    members = list(given.global_ranks_in_group)
+    if not members:  # the default group
+        check_world(given.group_rank, given.group_size)
+    return MpiProcessGroup(
+        rank=given.group_rank,
+        size=given.group_size,
+        world_ranks=members,
+        name=given.group_id,
+        limit_s=given.timeout.total_seconds(),
+        store=given.store,
+        algorithm=_chosen(options).algorithm,
+    )
+
+
+def _chosen(options: Any) -> Options:
+    """Return the given options, or those of the default group. Raises UsageError for another
+    backend's options."""
+    if options is None:
+        default = dist.group.WORLD
+        if isinstance(default, MpiProcessGroup):
+            return Options(algorithm=default.algorithm)
+        return Options()
+    if not isinstance(options, Options):
+        raise UsageError(
+            f"backend {BACKEND}: expected pg_options of type paceline.mpi.Options, got "
+            f"{type(options).__name__}"
+        )
+    return options
+
+
+dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=["cpu", "cuda"])
+
+
+def check_world(rank: int, world_size: int) -> None:
+    """Raise EnvironmentLacks unless MPI_COMM_WORLD matches this trial and threads may call MPI."""
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (rank, world_size):
+        raise EnvironmentLacks(
+            f"expected to be rank {rank} of {world_size} in MPI_COMM_WORLD, but MPI reports rank "
+            f"{world.rank} of {world.size}: transport 'mpi' needs ranks started by mpirun or "
+            "by srun with the matching --mpi plugin (try `srun --mpi=list`)"
+        )
+    level = MPI.Query_thread()
+    if level < MPI.THREAD_MULTIPLE:
+        raise EnvironmentLacks(
+            f"this MPI provides {_THREAD_LEVELS[level]}, transport 'mpi' needs "
+            "MPI_THREAD_MULTIPLE: use an MPI library that supports it"
+        )
+
+
+def describe_library() -> GroupDescription:
+    """Return name and version of the MPI library, and how threads may call it."""
+    version = MPI.Get_library_version().strip("\0 \n")
+    return {
+        "library": version.splitlines()[0].split(", package")[0],
+        "thread_level": _THREAD_LEVELS[MPI.Query_thread()],
+    }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from paceline.base.errors import PacelineError
-from paceline.collectives.mpi.backend import Options, describe_library
-from paceline.collectives.mpi.process_group import BACKEND
+from paceline.collectives.mpi.group_core import BACKEND
+from paceline.collectives.mpi.process_group import Options, describe_library
 from paceline.collectives.torch_internals import Store
 from paceline.measure.records.communication import TransportResult
 from paceline.plan.trials.trial import RankContext, Trial
