@@ -20,7 +20,7 @@ from paceline.measure.records.layout import RunFiles
 from paceline.runner.trials.attach import attach, name_of_command
 from paceline.runner.trials.directory import default_run_dir
 from paceline.show.monitor.watch import watch
-from paceline.show.report.attached import attached_section
+from paceline.show.report.profile import attached_section
 from paceline.show.report.section import detail_of, terminal_view
 from paceline.show.report.verdict import comparison_document
 
