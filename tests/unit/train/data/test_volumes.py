@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.base.errors import DataError, EnvironmentLacks
-from paceline.train.data.masks import class_of_value
-from paceline.train.data.volumes import SlicesWithMasks
+from paceline.train.data.masks import SlicesWithMasks, class_of_value
 from paceline.train.workloads.build import make_task
 
 SHAPE = (40, 20, 3)  # columns, rows, slices

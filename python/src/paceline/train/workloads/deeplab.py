@@ -17,8 +17,13 @@ from torch.nn.functional import cross_entropy, one_hot, relu
 
 from paceline.base.errors import UsageError
 from paceline.plan.trials.sample_order import SampleRandom
-from paceline.train.data.masks import ImagesWithMasks, Pair, class_of_value
-from paceline.train.data.volumes import SlicesWithMasks, volumes_in
+from paceline.train.data.masks import (
+    ImagesWithMasks,
+    Pair,
+    SlicesWithMasks,
+    class_of_value,
+    volumes_in,
+)
 from paceline.train.training.task import NamedParameters, Sums
 from paceline.train.workloads.built_in import BuiltInOptions, BuiltInTask
 from paceline.train.workloads.resnet import EXPANSION, convolution, residual_layers, shortcut
