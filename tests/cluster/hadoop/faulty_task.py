@@ -8,7 +8,7 @@ import time
 from torch import Tensor
 
 from paceline.collectives.host import host_name
-from paceline.train.workloads.built_in import BuiltInOptions
+from paceline.train.workloads.build import BuiltInOptions
 from paceline.train.workloads.convolutional import TinyAlexNet
 
 _VARIABLE_OF_YARN = "CONTAINER_ID"

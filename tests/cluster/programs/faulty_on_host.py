@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from paceline.collectives.host import host_name
-from paceline.train.workloads.built_in import BuiltInOptions
+from paceline.train.workloads.build import BuiltInOptions
 from paceline.train.workloads.convolutional import TinyAlexNet
 
 _GOOD_STEPS = 3

@@ -1,4 +1,7 @@
-"""Create the task of a training and its model: its class, its settings, and pretrained weights."""
+"""Create the task of a training and its model: its class, its settings, and pretrained weights.
+
+The built-in workloads read their initial weights from a file that an option names.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,29 @@ from paceline.plan.trials.trial import Training
 from paceline.train.data.batches import Source
 from paceline.train.training.batch_norm import batch_norms
 from paceline.train.training.dropout import use_sample_dropout
-from paceline.train.training.task import Task, TaskSettings
+from paceline.train.training.task import Task, TaskOptions, TaskSettings
+
+
+class BuiltInOptions(TaskOptions):
+    """weights: file with initial weights by the model's names. new_parameters: shell patterns of
+    names that only the model or only the file may have."""
+
+    weights: str | None = None
+    new_parameters: tuple[str, ...] = ()
+
+
+class BuiltInTask(Task):
+    """A task whose initial weights an option can name."""
+
+    Options = BuiltInOptions
+
+    def __init__(self, settings: TaskSettings) -> None:
+        super().__init__(settings)
+        self.new_parameters = self.options.new_parameters
+
+    def pretrained(self) -> str | None:
+        return self.options.weights  # type: ignore[no-any-return]  # of the model of options
+
 
 _MOST_NAMED = 5  # names in a message
 

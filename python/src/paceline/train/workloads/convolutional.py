@@ -17,7 +17,7 @@ from torch import nn
 
 from paceline.train.training.dropout import SampleDropout
 from paceline.train.training.task import TaskSettings
-from paceline.train.workloads.built_in import BuiltInTask
+from paceline.train.workloads.build import BuiltInTask
 
 # A layer of `_features`: (output channels, kernel, stride, padding) of a convolution, or (kernel,
 # stride) of a max pooling.

@@ -25,7 +25,7 @@ from paceline.train.data.masks import (
     volumes_in,
 )
 from paceline.train.training.task import NamedParameters, Sums
-from paceline.train.workloads.built_in import BuiltInOptions, BuiltInTask
+from paceline.train.workloads.build import BuiltInOptions, BuiltInTask
 from paceline.train.workloads.resnet import EXPANSION, convolution, residual_layers, shortcut
 from paceline.train.workloads.swin import map_sides, swin_layers
 

@@ -25,7 +25,7 @@ from paceline.train.data.text_boxes import (
     empty_target,
 )
 from paceline.train.training.task import NamedParameters, Sums
-from paceline.train.workloads.built_in import BuiltInOptions, BuiltInTask
+from paceline.train.workloads.build import BuiltInOptions, BuiltInTask
 from paceline.train.workloads.resnet import convolution
 
 if TYPE_CHECKING:

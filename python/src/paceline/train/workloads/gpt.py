@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from paceline.base.errors import DataError
 from paceline.train.training.task import NamedParameters, Sums
-from paceline.train.workloads.built_in import BuiltInOptions, BuiltInTask
+from paceline.train.workloads.build import BuiltInOptions, BuiltInTask
 
 Tokens = NDArray[np.int64]
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from paceline.train.workloads.built_in import BuiltInOptions, BuiltInTask
+from paceline.train.workloads.build import BuiltInOptions, BuiltInTask
 
 EXPANSION = 4  # channels of a block's output over those of its inner convolutions
 # Blocks of the four layers; 26 is for small machines and tests.
