@@ -10,7 +10,7 @@ from paceline.train.strategies import sharded
 from paceline.train.strategies.parameter_server import strategy as parameter_server
 from paceline.train.strategies.parameter_server.messages import ServerShard
 from paceline.train.strategies.reduction.buckets import Buckets
-from paceline.train.strategies.reduction.optimizer_shard import OptimizerShard
+from paceline.train.strategies.reduction.node_shards import OptimizerShard
 
 
 def break_the_averaging() -> None:

@@ -16,7 +16,7 @@ from tests.unit.train.strategies.own_training import (
 from tests.unit.train.strategies.pipeline.node import distance, update_distance
 
 from paceline.analysis.equivalence.tolerances import tolerance
-from paceline.train.strategies.reduction.optimizer_shard import OptimizerShard
+from paceline.train.strategies.reduction.node_shards import OptimizerShard
 from paceline.train.training import passes
 from paceline.train.training.tensors import sha256_of
 

@@ -28,7 +28,7 @@ from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.reduction.buckets import Buckets
 from paceline.train.strategies.reduction.factor_choice import setting_of
 from paceline.train.strategies.reduction.factor_exchange import ReplicaFactors
-from paceline.train.strategies.reduction.optimizer_shard import gradients_of
+from paceline.train.strategies.reduction.node_shards import gradients_of
 from paceline.train.strategies.reduction.shared_sums import synchronise_ranks
 from paceline.train.training.compilation import compile_model
 from paceline.train.training.devices import (

@@ -40,9 +40,13 @@ from paceline.train.strategies.reduction.flat_layout import (
     shared_floats,
     touch,
 )
-from paceline.train.strategies.reduction.optimizer_shard import OptimizerShard, gradients_of
+from paceline.train.strategies.reduction.node_shards import (
+    OptimizerShard,
+    ShardedStrategy,
+    ZeroExchange,
+    gradients_of,
+)
 from paceline.train.strategies.reduction.replicate_group import ReplicateGroup
-from paceline.train.strategies.reduction.sharded_strategy import ShardedStrategy, ZeroExchange
 from paceline.train.strategies.reduction.shared_sums import SharedGradients, SharedSum, shared_rows
 from paceline.train.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,

@@ -40,13 +40,13 @@ from paceline.measure.records.rows import WorkerEnvironment
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.reduction.factor_exchange import NodeFactors
 from paceline.train.strategies.reduction.flat_layout import FlatLayout, touch
-from paceline.train.strategies.reduction.optimizer_shard import (
+from paceline.train.strategies.reduction.node_shards import (
     OptimizerShard,
+    ShardedStrategy,
     gradients_of,
     shard_of,
 )
 from paceline.train.strategies.reduction.replicate_group import ReplicateGroup
-from paceline.train.strategies.reduction.sharded_strategy import ShardedStrategy
 from paceline.train.strategies.reduction.shared_sums import SharedSum
 from paceline.train.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.train.strategies.reduction import sharded_strategy
+from paceline.train.strategies.reduction import node_shards
 from paceline.train.strategies.reduction.flat_layout import FlatLayout
-from paceline.train.strategies.reduction.optimizer_shard import OptimizerShard
-from paceline.train.strategies.reduction.sharded_strategy import ZeroExchange
+from paceline.train.strategies.reduction.node_shards import OptimizerShard, ZeroExchange
 from paceline.train.workloads.build import make_task
 
 RANKS = 3
@@ -73,7 +72,7 @@ class FakeDist:
 
 @pytest.fixture(autouse=True)
 def threads_for_ranks(monkeypatch):
-    monkeypatch.setattr(sharded_strategy, "dist", FakeDist)
+    monkeypatch.setattr(node_shards, "dist", FakeDist)
 
 
 def numbers(seed):

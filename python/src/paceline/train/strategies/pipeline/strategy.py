@@ -50,8 +50,8 @@ from paceline.train.strategies.pipeline.partition import (
 from paceline.train.strategies.pipeline.stage import Stage, actions
 from paceline.train.strategies.reduction.factor_exchange import NodeFactors
 from paceline.train.strategies.reduction.flat_layout import FlatLayout, shared_floats
+from paceline.train.strategies.reduction.node_shards import ShardedStrategy
 from paceline.train.strategies.reduction.replicate_group import ReplicateGroup
-from paceline.train.strategies.reduction.sharded_strategy import ShardedStrategy
 from paceline.train.strategies.reduction.shared_sums import SharedSum, shared_rows
 from paceline.train.strategies.reduction.sufficient_factors import linear_layers
 from paceline.train.training.batch_norm import batch_norms, normalise_alone, statistics_width

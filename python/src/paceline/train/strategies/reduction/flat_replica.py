@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paceline.base.errors import TimedOut
 from paceline.train.strategies.reduction.flat_layout import FlatLayout
-from paceline.train.strategies.reduction.optimizer_shard import gradients_of
+from paceline.train.strategies.reduction.node_shards import gradients_of
 from paceline.train.training.batch_norm import normalise_alone
 from paceline.train.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 

@@ -8,7 +8,7 @@ from tests.support.checkpoints import read_checkpoint, save_part
 from torch import nn
 
 from paceline.train.strategies.reduction.flat_layout import FlatLayout
-from paceline.train.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
+from paceline.train.strategies.reduction.node_shards import OptimizerShard, shard_of
 from paceline.train.training.state import RankState
 from paceline.train.workloads.build import make_task
 
