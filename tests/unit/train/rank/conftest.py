@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.support.fabricated_samples import ROWS, FakeFeed, opening
 
+from paceline.train.rank import rounds
 from paceline.train.rank import train as worker
-from paceline.train.rank.rounds import train as rounds
 
 
 @pytest.fixture

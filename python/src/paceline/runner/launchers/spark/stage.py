@@ -38,7 +38,7 @@ from paceline.runner.launchers.spark.session import (
     open_session,
 )
 from paceline.runner.launchers.supervise import wait_for_ranks
-from paceline.train.rank.rounds.exchange import Orders, Report, State, together
+from paceline.train.rank.round_exchange import Orders, Report, State, together
 
 _POLL_S = 0.2
 _TOO_FEW_SLOTS = "SPARK-24819"  # Spark's name for the error of its own check

@@ -16,7 +16,7 @@ from paceline.runner.launchers.spark.barrier import task_failed
 from paceline.runner.launchers.spark.rounds import driver
 from paceline.runner.launchers.spark.rounds.driver import RoundFailed, failed_round, run_rounds
 from paceline.runner.launchers.spark.rounds.round_task import Claims, Executors
-from paceline.train.rank.rounds.exchange import Carry, RankReport, Report
+from paceline.train.rank.round_exchange import Carry, RankReport, Report
 
 ROUNDS = 3
 STEPS = 5  # in rounds of 2, 2 and 1

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.runner.launchers.spark.rounds import round_task as module
 from paceline.runner.launchers.spark.rounds.round_task import ExecutorPlace, Executors, own_executor
-from paceline.train.rank.rounds.exchange import RankReport
+from paceline.train.rank.round_exchange import RankReport
 
 
 def reports(**executors):

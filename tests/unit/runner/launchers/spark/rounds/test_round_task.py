@@ -7,7 +7,7 @@ import pytest
 from paceline.runner.launchers.spark.barrier import BarrierTaskFailed, failed_stage
 from paceline.runner.launchers.spark.rounds import round_task as task
 from paceline.runner.launchers.spark.rounds.round_task import Claims, run_round_task
-from paceline.train.rank.rounds.exchange import Orders
+from paceline.train.rank.round_exchange import Orders
 
 
 @pytest.fixture

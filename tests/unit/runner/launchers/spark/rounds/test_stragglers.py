@@ -11,7 +11,7 @@ from tests.support.rows import write_status
 from paceline.runner.launchers.spark.rounds import round_task as module
 from paceline.runner.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.runner.launchers.spark.rounds.round_task import Claims, Executors, Stragglers
-from paceline.train.rank.rounds.exchange import RankReport
+from paceline.train.rank.round_exchange import RankReport
 
 
 @pytest.fixture

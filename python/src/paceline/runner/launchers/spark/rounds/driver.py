@@ -33,7 +33,7 @@ from paceline.runner.launchers.spark.rounds.round_task import (
     Stragglers,
     lost_executor,
 )
-from paceline.train.rank.rounds.exchange import Carry, Orders, RankReport, Report, State
+from paceline.train.rank.round_exchange import Carry, Orders, RankReport, Report, State
 from paceline.train.training.resources import RankCores, check_node
 
 RunRound = Callable[[Orders, State | None], Report]  # one task for each rank; raises RoundFailed

@@ -35,8 +35,8 @@ from paceline.runner.launchers.spark.barrier import executor_pid, task_failed
 from paceline.runner.launchers.spark.configuration import EXECUTORS_ADVICE, heartbeat_s, wrong_nodes
 
 if TYPE_CHECKING:
-    from paceline.train.rank.rounds.exchange import Orders, RankReport, Report, State
-    from paceline.train.rank.rounds.train import RoundWorker
+    from paceline.train.rank.round_exchange import Orders, RankReport, Report, State
+    from paceline.train.rank.rounds import RoundWorker
 
 
 # The assignment of ranks to Spark's tasks, without a server: by files that only one can create
@@ -398,7 +398,7 @@ def _run(
 def _open(job: Job, context: RankContext, orders: Orders) -> _Kept:
     prepare_process(job, context)
     with permanent_objects():
-        from paceline.train.rank.rounds.train import RoundWorker  # noqa: PLC0415  (torch)
+        from paceline.train.rank.rounds import RoundWorker  # noqa: PLC0415  (torch)
 
     executor = executor_pid()
     sidecar = ExitStack()

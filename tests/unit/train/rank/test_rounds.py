@@ -16,9 +16,9 @@ from paceline.base.errors import RankFailed
 from paceline.base.host.machine import ClockOffset
 from paceline.measure.records.files import read_json, read_jsonl
 from paceline.measure.records.layout import TrialFiles
-from paceline.train.rank.rounds import train as module
-from paceline.train.rank.rounds.exchange import Orders, together
-from paceline.train.rank.rounds.train import RoundWorker, scaled_state
+from paceline.train.rank import rounds as module
+from paceline.train.rank.round_exchange import Orders, together
+from paceline.train.rank.rounds import RoundWorker, scaled_state
 from paceline.train.training.checkpointing import Segments
 from paceline.train.workloads.build import build_model, make_task
 

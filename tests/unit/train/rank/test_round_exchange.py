@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.support.rows import STEP
 
-from paceline.train.rank.rounds.exchange import (
+from paceline.train.rank.round_exchange import (
     Carry,
     Orders,
     RankReport,

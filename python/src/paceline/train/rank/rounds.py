@@ -32,7 +32,7 @@ from paceline.train.rank.loop import (
     write_rank_weights,
     write_task_result,
 )
-from paceline.train.rank.rounds.exchange import (
+from paceline.train.rank.round_exchange import (
     Carry,
     Orders,
     RankReport,

@@ -1,1 +1,0 @@
-"""Ranks that train in rounds of tasks, with transport `spark-rounds`."""
