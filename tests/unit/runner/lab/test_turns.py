@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -68,13 +71,34 @@ def make_files(folder):
     (folder / "freezer.state").write_text("THAWED\n")
     (folder / "cgroup.freeze").write_text("0\n")
     (folder / "cgroup.events").write_text("frozen 0\n")
+    for name in ("tasks", "cgroup.threads"):
+        (folder / name).write_text(f"{os.getpid()}\n")
 
 
 def test_group_that_does_not_freeze_is_an_error(group, monkeypatch):
     monkeypatch.setattr(turns, "_FREEZE_S", 0.01)
     monkeypatch.setattr(turns.Switch, "is_frozen", lambda _: False)
-    with pytest.raises(TimedOut, match="not frozen"):
+    with pytest.raises(TimedOut, match=rf"not frozen after 0.01 s: .* \({os.getpid()}\) in "):
         group.freeze()
+
+
+def test_group_that_the_kernel_cannot_freeze_runs_for_a_moment_and_is_frozen_again(group):
+    class Stuck(turns.Switch):
+        thawed = False
+
+        def thaw(self):
+            self.thawed = True
+            return super().thaw()
+
+        def is_frozen(self):
+            return self.thawed
+
+    with closing(Stuck(group)) as switch:
+        before_ns = time.monotonic_ns()
+        ended_ns = switch.freeze()
+    assert ended_ns > before_ns + 0.02e9
+    state = group.folder / {1: "freezer.state", 2: "cgroup.freeze"}[group.version]
+    assert state.read_text().startswith(("FROZEN", "1"))
 
 
 def test_scheduler_reports_while_a_process_waits_for_a_disk(tmp_path):

@@ -187,8 +187,8 @@ def check_turns() -> None:
     lab = own_lab()
     if lab is not None and lab.settings.turns and not turns.are_taken(lab.name):
         raise EnvironmentLacks(
-            f"lab {lab.name}: the scheduler of its turns has ended, and all hosts run at once (its "
-            f"log: {lab.slices.with_suffix('.log')}); make the lab again, then --resume the run"
+            f"lab {lab.name}: the scheduler of its turns has ended, and all hosts run at once; "
+            f"make the lab again, then --resume the run. Its log: {turns.said(lab) or 'empty'}"
         )
 
 

@@ -38,6 +38,9 @@ _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _FREEZE_S = 30.0
 _SOON_S = 0.005  # from when on a group that is not frozen is looked at less often
 _POLL_S = 50e-6
+# Linux 6.18, version 1: a group may never be frozen if a child of vfork(2) was frozen before its
+# parent, which waits for it. After a moment in which it runs, the group is.
+_AGAIN_S = 0.02
 # Without a report of the scheduler for so long, the guardian thaws. Its end is noticed at once; a
 # write to a busy disk, or a machine that stands still, can take a second or two.
 _REPORT_S = 5.0
@@ -123,15 +126,39 @@ class Switch:
         that waits for a disk is frozen when it has what it waits for. waiting: called while some
         process is not frozen.
         """
-        os.pwrite(self._state, self._words[0], 0)
-        ended_ns = time.monotonic_ns()
+        began_s = asked_s = time.monotonic()
+        ended_ns = self._ask()
         while not self.is_frozen():
-            waited_s = (time.monotonic_ns() - ended_ns) / 1e9
-            if waited_s > _FREEZE_S:
-                raise TimedOut(f"{self._group.folder}: not frozen after {_FREEZE_S:g} s")
-            time.sleep(_POLL_S if waited_s < _SOON_S else _SOON_S)
+            now_s = time.monotonic()
+            if now_s - began_s > _FREEZE_S:
+                raise TimedOut(
+                    f"{self._group.folder}: not frozen after {_FREEZE_S:g} s: "
+                    f"{', '.join(self._running())}"
+                )
+            if now_s - asked_s > _AGAIN_S:
+                asked_s = now_s
+                self.thaw()
+                time.sleep(_POLL_S)
+                ended_ns = self._ask()
+            time.sleep(_POLL_S if now_s - began_s < _SOON_S else _SOON_S)
             waiting()
         return ended_ns
+
+    def _ask(self) -> int:
+        os.pwrite(self._state, self._words[0], 0)
+        return time.monotonic_ns()
+
+    def _running(self) -> list[str]:
+        """Name the threads that do not stand still, and the function of the kernel they wait in."""
+        name = "tasks" if self._group.version == 1 else "cgroup.threads"
+        found = []
+        for thread in (self._group.folder / name).read_text().split():
+            with suppress(OSError):  # it has ended
+                place = Path("/proc", thread)
+                where = (place / "wchan").read_text()
+                if where != "__refrigerator":
+                    found.append(f"{(place / 'comm').read_text().strip()} ({thread}) in {where}")
+        return found
 
     def thaw(self) -> int:
         """Return the time of the monotonic clock, in ns, from which processes compute."""
@@ -237,9 +264,15 @@ def start(record: LabRecord) -> subprocess.Popen[bytes]:
     write_text(record.guardian, str(process.pid))
     wait_until(lambda: _has_slices(slices) or process.poll() is not None, _START_S)
     if process.poll() is not None or not _has_slices(slices):
-        said = log.read_text("utf-8", "replace").strip()[-500:]
-        raise EnvironmentLacks(f"hosts cannot take turns, their scheduler did not start: {said}")
+        lacking = f"hosts cannot take turns, their scheduler did not start: {said(record)}"
+        raise EnvironmentLacks(lacking)
     return process
+
+
+def said(record: LabRecord) -> str:
+    """Return the end of the log of guardian and scheduler, as long as the lab exists."""
+    log = record.slices.with_suffix(".log")
+    return log.read_text("utf-8", "replace").strip()[-500:] if log.exists() else ""
 
 
 def stop(lab: str, names: Sequence[str]) -> None:
