@@ -131,6 +131,16 @@ def load_run(run: RunFiles) -> list[TrialRecord]:
     return [load_trial(found[trial_id]) for trial_id in order]
 
 
+def load_shares(run: RunFiles) -> list[TrialRecord]:
+    """Read the finished trials with the batch of a node's share, of `paceline predict --measure`.
+
+    Raises DataError if a file is damaged.
+    """
+    begun = run.shares.glob("*/trials/*/trial.json")
+    roots = sorted({path.parents[2] for path in begun})
+    return [record for root in roots for record in load_run(RunFiles(root)) if record.finished]
+
+
 def load_manifest(run: RunFiles) -> dict[str, Any]:
     """Read the manifest; empty where there is none (trials that were started by hand).
 

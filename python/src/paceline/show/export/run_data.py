@@ -19,7 +19,7 @@ from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.analysis.trial.communication import clock_errors, load_operations, operation_times
 from paceline.analysis.trial.evaluation import read_evaluations
 from paceline.analysis.trial.host_frames import HostSeries, read_series
-from paceline.analysis.trial.reading import TrialRecord, load_run, load_trial
+from paceline.analysis.trial.reading import TrialRecord, load_run, load_shares, load_trial
 from paceline.analysis.trial.steps import global_steps, read_steps
 from paceline.base.errors import DataError, EnvironmentLacks, NotComparable, UsageError
 from paceline.base.host.own_runs import check_own_run
@@ -282,9 +282,8 @@ def finished_trials(runs: Sequence[RunData]) -> list[TrialRecord]:
 
     Raises NotComparable if there are none.
     """
-    begun = [path for run in runs for path in run.files.shares.glob("*/trials/*/trial.json")]
-    shares = [RunData(path) for path in sorted({path.parents[2] for path in begun})]
-    found = [trial for run in (*runs, *shares) for trial in run.trials if trial.finished]
+    found = [trial for run in runs for trial in run.trials if trial.finished]
+    found += [trial for run in runs for trial in load_shares(run.files)]
     if not found:
         names = ", ".join(str(run.files.root) for run in runs)
         raise NotComparable(f"{names}: expected finished trials to predict from, found none")
