@@ -166,6 +166,7 @@ class _Workload:
             yield Prediction(
                 workload=each.setup.trial.training.workload,
                 setup=each.setup.name,
+                configuration=each.setup.configuration,
                 transport=each.transport,
                 precision=each.setup.trial.training.precision,
                 nodes=each.nodes,

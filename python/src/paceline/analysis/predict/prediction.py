@@ -36,13 +36,15 @@ class PredictionRequest:
 class Prediction:
     """One configuration; intervals contain a new measurement with a probability of CONFIDENCE.
 
-    speedup: over the fastest configuration on one node with the batch of the runs; None if it is
-    not known. is_bounded: the step of a node was not measured with its share of the batch, so the
-    interval covers a step that does not become shorter, up to one in proportion to the share.
+    configuration: on one node, of the same setup; None without a trial on one node. speedup: over
+    the fastest configuration on one node with the batch of the runs; None if it is not known.
+    is_bounded: the step of a node was not measured with its share of the batch, so the interval
+    covers a step that does not become shorter, up to one in proportion to the share.
     """
 
     workload: str
     setup: str  # local strategy and layout of a node
+    configuration: str | None
     transport: str | None  # between nodes; on one node the one of its measurement
     precision: str
     nodes: int
