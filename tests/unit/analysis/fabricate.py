@@ -79,6 +79,7 @@ class Case:
     evaluate_every_steps: int | None = None  # on HELD_OUT samples
     target: Target | None = None
     vary_seed: bool = False
+    parameters: int = 41
 
     @property
     def evaluation(self) -> Evaluation | None:
@@ -127,6 +128,19 @@ def make_run(
                 ids.append(trial.id)
     write_json(run.manifest, _manifest(ids, cases))
     return run
+
+
+def make_half_batch(run: RunFiles, ways: Sequence[Way], case: Case, **drawn: Any) -> None:
+    """Fabricate the steps of one node with half of the batch, as `predict --measure` adds them.
+
+    drawn: `repeats` and `jitter`.
+    """
+    half = dataclasses.replace(case, global_batch=case.global_batch // 2)
+    halves = [
+        dataclasses.replace(way, forward_s=way.forward_s / 2, backward_s=way.backward_s / 2)
+        for way in ways
+    ]
+    make_run(run.shares / f"{case.workload}-b{half.global_batch}", halves, cases=[half], **drawn)
 
 
 def make_one(
@@ -269,6 +283,7 @@ def _make_rank(
             memory_format="contiguous",
             transport=way.transport,
             interface="lo",
+            link=way.link,
             clock_offset_s=offset,
             clock_error_s=1e-5,
             versions={"python": "3.11.9", "torch": "2.13.0"},
@@ -450,7 +465,7 @@ def _make_tensors(files: TrialFiles, way: Way, case: Case) -> None:
                 b"".join(np.asarray(final[n]).tobytes() for n in sorted(final))
             ).hexdigest(),
             update_l2={n: float(np.linalg.norm(final[n] - initial[n])) for n in shapes},
-            parameters=41,
+            parameters=case.parameters,
             communication=_communication(way),
         ),
     )

@@ -17,6 +17,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from paceline.analysis.compare.from_one_node import FromOneNode, predict_from_one_node
 from paceline.analysis.compare.places import LauncherGap, Place, launcher_gaps, place_of
 from paceline.analysis.compare.ranking import Ranking
 from paceline.analysis.compare.row import Row
@@ -26,7 +27,7 @@ from paceline.analysis.statistics.fastest import reversed_orders
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.model import Belief
 from paceline.analysis.statistics.rates import RunRates
-from paceline.analysis.trial.reading import node_setup
+from paceline.analysis.trial.reading import TrialRecord, node_setup
 from paceline.analysis.trial_analysis import TrialAnalysis
 
 _ALONE = ("local", "torchrun")  # launchers that count on one node before all others
@@ -114,6 +115,7 @@ class LocalGlobal:
     changes: tuple[OrderChange, ...]  # the largest first
     gaps: tuple[LauncherGap, ...]  # Spark over MPI
     traces: TraceRelations | None
+    from_one_node: FromOneNode
 
     @property
     def places(self) -> list[Place]:
@@ -125,11 +127,13 @@ def relate(
     rows: Sequence[Row],
     trials: Mapping[str, Sequence[TrialAnalysis]],
     ranking: Ranking,
+    shares: Sequence[TrialRecord] = (),
 ) -> tuple[LocalGlobal, ...]:
     """Compare the strategies of one workload on one node and on several.
 
-    rows: equivalent configurations. trials: by configuration. ranking: by speed. Returns one value
-    for each arithmetic; none if no two strategies ran both on one node and at another place.
+    rows: equivalent configurations. trials: by configuration. ranking: by speed. shares:
+    finished trials of one node with the batch of a node's share. Returns one value for each
+    arithmetic; none if no two strategies ran both on one node and at another place.
     """
     by_arithmetic: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -153,6 +157,9 @@ def relate(
                 changes=_changes(lines, at_places, ranking),
                 gaps=launcher_gaps(same, trials, ranking.rates),
                 traces=relate_traces(_observed(lines, at_places), trials),
+                from_one_node=predict_from_one_node(
+                    same, _alone_of(same, lines, trials), trials, ranking, shares
+                ),
             )
         )
     return tuple(found)
@@ -174,6 +181,24 @@ def _lines(
             several[node_setup(trial)].setdefault(place_of(trial), row)
     found = [_line(row, several[setup], rates) for setup, row in alone.items()]
     return tuple(sorted(found, key=lambda line: -line.speedup.estimate))
+
+
+def _alone_of(
+    rows: Sequence[Row],
+    lines: Sequence[StrategyLine],
+    trials: Mapping[str, Sequence[TrialAnalysis]],
+) -> dict[str, str | None]:
+    """Return the configuration on one node of each on several; None without one."""
+
+    def setup(name: str) -> Hashable:
+        return node_setup(trials[name][0].record.trial)
+
+    alone = {setup(line.configuration) for line in lines}
+    several = [row.configuration for row in rows if row.placement.nodes > 1]
+    return {
+        **{name: None for name in several if setup(name) not in alone},
+        **{each.configuration: line.configuration for line in lines for each in line.several},
+    }
 
 
 def _preference(row: Row) -> tuple[int, float]:

@@ -45,6 +45,7 @@ from paceline.analysis.trial.reading import (
     by_workload,
     load_manifest,
     load_run,
+    load_shares,
     source_flags,
     with_sources,
 )
@@ -283,8 +284,16 @@ def compare_run(
         raise no_match("baseline", [baseline], names)
     pattern = manifest.get("baseline") if baseline is None else baseline
     stopping = read_stopping(run)
+    shares = by_workload(load_shares(run))
     parts = [
-        _Workload(name, found, pattern, stopping, {} if analysed is None else analysed)
+        _Workload(
+            name,
+            found,
+            pattern,
+            stopping,
+            {} if analysed is None else analysed,
+            shares.get(name, []),
+        )
         for name, found in by_workload(records).items()
     ]
     trials = {name: found for part in parts for name, found in part.trials.items()}
@@ -315,10 +324,11 @@ class _Workload:
         chosen_baseline: str | None,
         stopping: Stopping | None,
         analysed: dict[str, TrialAnalysis],
+        shares: Sequence[TrialRecord],
     ) -> None:
         """chosen_baseline: shell pattern of configurations, or None for the sequential one.
 
-        stopping: of `repeats = "auto"`.
+        stopping: of `repeats = "auto"`. shares: see `load_shares`.
         """
         self.name = name
         self.flags: list[str] = []
@@ -360,7 +370,7 @@ class _Workload:
             name, self.rows, ranking, fastest, explain, no_baseline=no_baseline
         )
         fair = [row for row in self.rows if row.has_comparable_speed]
-        self.local_global = relate(name, fair, self.trials, by_speed)
+        self.local_global = relate(name, fair, self.trials, by_speed, shares)
         self.compression = compression_effects(
             self.rows, self.trials, self.baseline, self._speeds.ratio
         )
