@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.analysis import fabricate
 from tests.unit.analysis.fabricate import on_nodes
+from tests.unit.analysis.ways import Way
 
 from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.show.report.answers import answers
@@ -88,6 +89,58 @@ def test_undecided_order_is_said_to_be_undecided(tmp_path: Path) -> None:
     assert said[1] == "No pair of strategies is shown to change places."
 
 
+def _predicted(root: Path, several: list[Any]) -> Comparison:
+    """Draw a run in which three strategies have measured half of the batch on one node."""
+    alone, case = LOCAL[:3], fabricate.Case(parameters=50_000)
+    run = fabricate.make_run(root, [*alone, *several], cases=[case], repeats=3, jitter=0.01)
+    fabricate.make_half_batch(run, alone, case, repeats=3, jitter=0.01)
+    return compare_run(run)
+
+
+def _on_two(way: Way, transfer_s: float = 0.013) -> Way:
+    return on_nodes(way, 2, link="1gbit", transfer_s=transfer_s)
+
+
+def test_predictions_from_one_node_are_said_with_their_errors(tmp_path: Path) -> None:
+    comparison = _predicted(tmp_path, [*map(_on_two, LOCAL[:3])])
+    found = _said(comparison)[-1]
+    assert found.startswith("Predicted from one node, 3 speedups of 2 nodes: ")
+    assert " % off (median " in found
+    assert "; most of all " in found
+    assert " on 2 nodes (mpi over gloo, link 1gbit), predicted over measured 1.0" in found
+    assert found.endswith(" Of these it would have chosen intraop 1\u00d72, as measured.")
+    assert "Predicted from one node, tiny" in render(comparison)
+
+
+def test_wrong_choice_is_said_with_the_faster_strategy(tmp_path: Path) -> None:
+    several = [_on_two(LOCAL[0]), _on_two(LOCAL[1], 0.2), _on_two(fabricate.PROCESSES)]
+    *_, found, missing = _said(_predicted(tmp_path, [*several, _on_two(LOCAL[2])]))
+    assert "it would have chosen intraop 1\u00d72, but threads 2\u00d71 is 1.7" in found
+    assert found.endswith(" as fast.")
+    assert missing == (
+        "Not predicted from one node for 2 nodes (mpi over gloo, link 1gbit): processes; "
+        "there is no trial on one node."
+    )
+
+
+def test_undecided_choice_is_said_to_be_undecided(tmp_path: Path) -> None:
+    several = [_on_two(LOCAL[0]), _on_two(LOCAL[1]), _on_two(LOCAL[2], 0.0)]
+    twin = dataclasses.replace(several[1], forward_s=several[1].forward_s)
+    threads_s = several[2].step_s - twin.step_s
+    several[1] = dataclasses.replace(twin, transfer_s=twin.transfer_s + threads_s)
+    found = _said(_predicted(tmp_path, several))[-1]
+    assert "it would have chosen intraop 1\u00d72, which is not separated from threads" in found
+
+
+def test_speedups_without_what_they_need_have_no_number(changed: Comparison) -> None:
+    first, second = (each for each in _said(changed) if "redicted from one node" in each)
+    assert first == (
+        "Not predicted from one node for 2 nodes (mpi over gloo): intraop 1\u00d72, threads "
+        "2\u00d71, sequential and 1 more; the rate of the link was not recorded."
+    )
+    assert second.startswith("Not predicted from one node for 2 nodes (spark over gloo): ")
+
+
 def test_terminal_has_the_answer_between_table_and_verdict(changed: Comparison) -> None:
     text = comparison_text(changed, 80)
     assert max(map(len, text.splitlines())) <= 80
@@ -112,4 +165,6 @@ def test_page_begins_with_the_answer_and_its_figure(changed: Comparison) -> None
 def test_run_on_one_node_has_no_answer(tmp_path: Path) -> None:
     comparison = _compared(tmp_path, [*LOCAL[:2]])
     assert answer_view(comparison, "tiny") is None
-    assert QUESTION not in render(comparison)
+    page = render(comparison)
+    assert QUESTION not in page
+    assert "redicted from one node" not in page

@@ -1,13 +1,19 @@
-"""Sentences on local strategies on several nodes: their order, the launchers, and the traces."""
+"""Sentences on local strategies on several nodes: order, launchers, traces and predictions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
+from statistics import median
 
+from paceline.analysis.compare.from_one_node import (
+    FromOneNode,
+    PredictedChoice,
+    PredictedSpeedup,
+)
 from paceline.analysis.compare.local_global import LocalGlobal, OrderChange, PlaceAnswer
-from paceline.analysis.compare.places import LauncherGap
+from paceline.analysis.compare.places import LauncherGap, Place
 from paceline.analysis.compare.row import strategy_name
 from paceline.analysis.compare.run import Comparison
 from paceline.analysis.compare.traces import TraceRelation, TraceRelations
@@ -22,6 +28,7 @@ from paceline.show.report.wording import (
     counted,
     listed,
     milliseconds,
+    percent,
     place_words,
     with_bounds,
 )
@@ -50,8 +57,13 @@ def answers(comparison: Comparison, found: LocalGlobal) -> list[str]:
 
 
 def further_answers(comparison: Comparison, found: LocalGlobal) -> list[str]:
-    """Compare Spark with MPI, and say which traces go along with the global speedup."""
-    return [*_gap_sentences(comparison, found), *_trace_sentences(found)]
+    """Compare Spark with MPI, say which traces go along with the global speedup, and how well it
+    is predicted."""
+    return [
+        *_gap_sentences(comparison, found),
+        *_trace_sentences(found),
+        *_prediction_sentences(comparison, found.from_one_node),
+    ]
 
 
 def strategy_words(comparison: Comparison, configuration: str) -> str:
@@ -264,3 +276,63 @@ def _proposal(found: LocalGlobal) -> str:
     used = {line.configuration.split(".")[3] for line in found.lines if line.several}
     missing = [name for name in STRATEGIES.names() if name not in used]
     return f"; add {listed(missing, _MOST_NAMED)}" if missing else ""
+
+
+# --- predictions from one node -------------------------------------------------------------------
+
+
+def _prediction_sentences(comparison: Comparison, found: FromOneNode) -> Iterator[str]:
+    """State errors and choices for each number of nodes, and what is not predicted."""
+    for nodes, same in groupby(found.speedups, key=lambda each: each.place.nodes):
+        errors = {each: each.error for each in same if each.error is not None}
+        if not errors:
+            continue
+        choices = [each for each in found.choices if each.place.nodes == nodes]
+        chosen = "; ".join(
+            _choice(comparison, each, names_place=len(choices) > 1) for each in choices
+        )
+        words = f"Predicted from one node, {_errors(comparison, errors)}."
+        yield f"{words} Of these it would have chosen {chosen}." if chosen else words
+    lacking: dict[tuple[str, Place], list[str]] = {}
+    for each in found.speedups:
+        if each.reason is not None:
+            lacking.setdefault((each.reason, each.place), []).append(
+                predicted_strategy(comparison, each)
+            )
+    for (reason, place), names in lacking.items():
+        shown = listed(names, _MOST_NAMED)
+        yield f"Not predicted from one node for {place_words(place)}: {shown}; {reason}."
+
+
+def predicted_strategy(comparison: Comparison, speedup: PredictedSpeedup) -> str:
+    """Name the strategy as on one node; one without a trial there by its kind."""
+    if speedup.alone is None:
+        return comparison.row(speedup.configuration).setup.local_strategy
+    return strategy_words(comparison, speedup.alone)
+
+
+def _errors(comparison: Comparison, errors: Mapping[PredictedSpeedup, Interval]) -> str:
+    """Say how far predictions for one number of nodes are off, and name the worst of them."""
+    off = {each: abs(error.estimate - 1) for each, error in errors.items()}
+    worst = max(off, key=lambda each: off[each])
+    low, middle, high = min(off.values()), median(off.values()), max(off.values())
+    within = sum(each.is_within for each in errors)
+    return (
+        f"{counted(len(off), 'speedup')} of {counted(worst.place.nodes, 'node')}: "
+        f"{percent(low)} to {percent(high)} off (median {percent(middle)}), {within} of them "
+        f"within the predicted interval; most of all {predicted_strategy(comparison, worst)} on "
+        f"{place_words(worst.place)}, predicted over measured {_times(errors[worst])}"
+    )
+
+
+def _choice(comparison: Comparison, choice: PredictedChoice, *, names_place: bool) -> str:
+    """Name the strategy that is predicted to be the fastest, and the one that was."""
+    chosen, fastest = (strategy_words(comparison, n) for n in (choice.chosen, choice.fastest))
+    where = f" on {place_words(choice.place)}" if names_place else ""
+    if choice.is_right is False and choice.ahead is not None:
+        return f"{chosen}{where}, but {fastest} is {_times(choice.ahead)} as fast"
+    if choice.is_right:
+        return f"{chosen}{where}, as measured"
+    near = [strategy_words(comparison, each) for each in (choice.fastest, *choice.not_separated)]
+    others = listed([each for each in near if each != chosen], _MOST_NAMED)
+    return f"{chosen}{where}, which is not separated from {others}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from paceline.analysis.compare.from_one_node import FromOneNode, PredictedSpeedup
 from paceline.analysis.compare.local_global import (
     STEP_PARTS,
     LocalGlobal,
@@ -22,6 +23,7 @@ from paceline.show.report.answers import (
     further_answers,
     gap_name,
     percent_bounds,
+    predicted_strategy,
     seconds_words,
     strategy_words,
 )
@@ -77,6 +79,7 @@ def _part(comparison: Comparison, found: LocalGlobal, draw: DrawChart) -> Sectio
         ("Parts of a step", _parts_table(comparison, found)),
         ("Spark against MPI", _gap_table(comparison, found)),
         ("Traces and global speedup", _trace_table(found.traces)),
+        ("Predicted from one node", _prediction_table(comparison, found.from_one_node)),
     )
     return Section(
         title=f"{found.workload}{arithmetic_words(comparison, found)}",
@@ -200,3 +203,20 @@ def _trace_table(traces: TraceRelations | None) -> Table[_Related]:
 def _p_value(item: _Related) -> str:
     found = item[1].p_value
     return NOT_MEASURED if found is None else f"{found:.2g}"
+
+
+def _prediction_table(comparison: Comparison, found: FromOneNode) -> Table[PredictedSpeedup]:
+    columns: list[Column[PredictedSpeedup]] = [
+        Column(
+            "strategy",
+            lambda each: predicted_strategy(comparison, each),
+            "name",
+            names_row=True,
+        ),
+        Column("place", lambda each: place_words(each.place), "name", names_row=True),
+        Column("predicted\nspeedup", lambda each: interval_cell(each.predicted)),
+        Column("measured\nspeedup", lambda each: interval_cell(each.measured)),
+        Column("predicted /\nmeasured", lambda each: interval_cell(each.error)),
+        Column("not predicted,\nbecause", lambda each: each.reason or "", "text"),
+    ]
+    return Table(columns=columns, items=found.speedups)
