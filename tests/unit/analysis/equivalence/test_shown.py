@@ -60,3 +60,8 @@ def test_replicas_that_end_apart_are_wrong_but_for_roundings():
     rounded = found(Statement.DATA_PARALLEL, UNKNOWN, DRIFT, findings=(ROUNDED,))
     assert rounded == (Statement.DATA_PARALLEL, True)
     assert found(Statement.NOT_SHOWN, UNKNOWN, DRIFT) == (Statement.NOT_SHOWN, None)
+
+
+def test_one_step_is_called_the_first_step():
+    shown = Shown(statement=Statement.DATA_PARALLEL, findings=(), steps=1, last=0, rows=(8, 8))
+    assert shown.words.startswith("a right data-parallel step, in the first step (2")

@@ -94,7 +94,7 @@ class Shown:
         if self.options:
             words += f", with {self.options}"
         if self.statement <= Statement.MEAN and self.steps:
-            words += f", in the first {self.steps} steps"
+            words += ", in the first " + (f"{self.steps} steps" if self.steps > 1 else "step")
         if self.last and self.statement == Statement.EQUAL:
             words += f"; ranks agree in the last {self.last}"
         elif self.last and self.statement <= Statement.MEAN:
