@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
+from types import ModuleType
 
 import pytest
 import torch
@@ -14,7 +16,11 @@ from paceline.base.errors import UsageError
 from paceline.collectives.gloo_group import BACKEND
 from paceline.collectives.pass_communication import is_awaiting
 from paceline.train.rank.script import process_group
-from paceline.train.rank.script.process_group import ProcessGroups, recorded_groups
+from paceline.train.rank.script.process_group import (
+    ProcessGroups,
+    other_library,
+    recorded_groups,
+)
 
 
 class _Trial:
@@ -134,3 +140,12 @@ def test_groups_of_a_script_are_looked_at_for_nccl(monkeypatch):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         made = dist.new_group([0])
     assert seen == [dist.group.WORLD, made]
+
+
+def test_a_library_that_exchanges_past_torch_is_known_by_a_module_that_has_it(monkeypatch):
+    library, script = ModuleType("horovod.torch"), ModuleType("script")
+    script.hvd = library
+    monkeypatch.setitem(sys.modules, "horovod.torch", library)
+    assert other_library() is None
+    monkeypatch.setitem(sys.modules, "script", script)
+    assert other_library() == "horovod"

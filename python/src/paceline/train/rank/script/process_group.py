@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.train.rank.peers import Peers
 
 _GLOO = "gloo"  # of torch, which BACKEND wraps
+_LIBRARIES = ("horovod", "mpi4py")  # that exchange gradients, and not through torch
 
 
 class ProcessGroups:
@@ -143,6 +144,19 @@ def recorded_groups() -> AbstractContextManager[None]:
         return group
 
     return _answered({init: answer_init, new_group: answer_new_group})
+
+
+def other_library() -> str | None:
+    """Return a library through which the script may exchange gradients past torch; else None."""
+    own = ("paceline", *_LIBRARIES)
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in own or not isinstance(module, ModuleType):
+            continue
+        modules = [v for v in list(vars(module).values()) if issubclass(type(v), ModuleType)]
+        libraries: set[str] = {each.__name__.partition(".")[0] for each in modules}
+        if found := libraries.intersection(_LIBRARIES):
+            return min(found)
+    return None
 
 
 def _recorded(backend: str | None) -> str | None:

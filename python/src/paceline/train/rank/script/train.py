@@ -36,7 +36,7 @@ from paceline.train.rank.script.modules import (
 )
 from paceline.train.rank.script.observer import Observer
 from paceline.train.rank.script.own_steps import OwnStepsRecorder
-from paceline.train.rank.script.process_group import ProcessGroups
+from paceline.train.rank.script.process_group import ProcessGroups, other_library
 from paceline.train.rank.script.program import failure_of, run_script, torchrun_variables
 from paceline.train.rank.script.reached_rows import ReachedRowsRecorder
 from paceline.train.rank.script.recorder import TrainingRecorder
@@ -210,6 +210,13 @@ class _ScriptRank:
         """Raise UsageError if several ranks train without a process group."""
         ranks = self._context.world_size
         if ranks > 1 and not self._groups.opened:
+            other = other_library()
+            if other is not None:
+                raise UsageError(
+                    f"script {self._script.path}: expected it to exchange gradients through "
+                    f"torch.distributed, but it never calls init_process_group, and has {other}; "
+                    "what that exchanges is not recorded, so its ranks cannot be compared"
+                )
             raise UsageError(
                 f"script {self._script.path}: expected it to call "
                 f"torch.distributed.init_process_group, because the trial has {ranks} ranks; it "
