@@ -110,6 +110,35 @@ def test_ranks_that_stop_at_different_steps_are_wrong_and_do_not_hang(paceline, 
     assert "rank 0 has ended after 7 steps, but rank 1 waits for it in" in cause["reason"]
 
 
+def test_rows_are_counted_once_where_parts_are_called_one_by_one_after_an_evaluation(
+    paceline, tmp_path
+):
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "torch.manual_seed(0)\n"
+        "parts = body, actor, critic = [torch.nn.Linear(6, n) for n in (6, 3, 1)]\n"
+        "weights = [each for part in parts for each in part.parameters()]\n"
+        "optimizer = torch.optim.SGD(weights, lr=0.1)\n"
+        "torch.manual_seed(1 + dist.get_rank())\n"
+        "for _ in range(5):\n"
+        "    with torch.no_grad():\n"
+        "        values = [critic(body(torch.randn(3, 6))) for _ in range(2)]\n"
+        "    optimizer.zero_grad()\n"
+        "    hidden = body(torch.randn(8, 6)).tanh()\n"
+        "    (actor(hidden).square().mean() + critic(hidden).square().mean()).backward()\n"
+        "    for each in weights:\n"
+        "        dist.all_reduce(each.grad)\n"
+        "        each.grad /= dist.get_world_size()\n"
+        "    optimizer.step()\n",
+        "utf-8",
+    )
+    code, [layout] = verified(paceline, "train.py")
+    assert (code, layout["shown"]["statement"], layout["shown"]["rows"]) == (0, 2, [8, 8])
+    counts = "2 ranks train on 16 samples in a step, 8 each, one process on 8"
+    assert counts in layout["finding"]["reason"]
+
+
 def test_layouts_are_varied_by_an_option_of_the_script(paceline):
     # torch 2.9's pipelines fail over Gloo, also without Paceline
     pipelines = () if torch.__version__.startswith("2.9.") else ("pipeline:4",)

@@ -7,7 +7,13 @@ import dataclasses
 import pytest
 
 from paceline.analysis.equivalence.observed import judge
-from paceline.measure.records.own_steps import ComparedTensor, ModuleCall, Observed, Update
+from paceline.measure.records.own_steps import (
+    ComparedTensor,
+    ModuleCall,
+    Observed,
+    TrainedRows,
+    Update,
+)
 
 NAMES = ("hidden.weight", "head.weight")
 SAMPLES = ["a", "b", "c", "d"]
@@ -196,6 +202,23 @@ def test_other_samples_are_an_answer(first, second, words):
     wrong = {"gradient": tensors(factor=0.8)}
     result = found(ranks({"samples": first, **wrong}, {"samples": second, **wrong}))
     assert result.passed is False
+    assert words in result.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ("12", "34", "ranks fetch other batches than one process before the step"),
+        ("12", "35", "1 of 4 samples are others than those of one process"),
+        ("1234", "5678", "2 ranks train on 8 samples in a step, 4 each, one process on 4"),
+    ],
+)
+def test_batches_of_an_evaluation_do_not_count_where_trained_rows_are_known(first, second, words):
+    wrong = {"gradient": tensors(factor=0.8)}
+    ours = ranks({"samples": [*SAMPLES, "e", "f"], **wrong}, {"samples": SAMPLES, **wrong})
+    rows = [TrainedRows.of([list(step)] * 2, is_whole=True) for step in ("1234", first, second)]
+    result = judge([one_process()], [ROUNDED], ours, (rows[:1], rows[1:]))
+    assert (result.passed, result.kind) == (False, "samples")
     assert words in result.reason
 
 

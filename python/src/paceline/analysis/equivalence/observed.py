@@ -17,8 +17,14 @@ import numpy as np
 
 from paceline.analysis.equivalence.sample_log import some
 from paceline.analysis.equivalence.tolerances import LEAST_MISTAKE, ROOM, tolerance
-from paceline.analysis.equivalence.trained_rows import samples_fault, words_of
-from paceline.measure.records.own_steps import ComparedTensor, ModuleCall, Observed, Update
+from paceline.analysis.equivalence.trained_rows import rows_of_steps, samples_fault, words_of
+from paceline.measure.records.own_steps import (
+    ComparedTensor,
+    ModuleCall,
+    Observed,
+    TrainedRows,
+    Update,
+)
 from paceline.measure.records.phases import NOISE_SHARE, ROUNDING_ONLY
 
 _SAME_FACTOR = 0.02  # spread of the factors of tensors that were all multiplied by one number
@@ -48,19 +54,23 @@ class LayoutFinding:
 
 
 def judge(
-    reference: Sequence[Observed], rounded: Sequence[Observed], ours: Sequence[Observed]
+    reference: Sequence[Observed],
+    rounded: Sequence[Observed],
+    ours: Sequence[Observed],
+    trained: tuple[Sequence[TrainedRows], Sequence[TrainedRows]] = ((), ()),
 ) -> LayoutFinding:
     """Judge a layout by what its ranks observed.
 
     reference, rounded: of one process each, or of all ranks of the reference. Without the second
     one the limits are smaller, so that a layout which passes would pass with it, too.
+    trained: the rows of the reference and of the layout; empty: not known.
     """
     words = words_of(len(reference))
     if not (reference and ours and reference[0].updates):
         reason = "no step of an optimiser was observed"
         found = LayoutFinding(passed=None, reason=reason)
     else:
-        found = _Judgement(reference, rounded, ours).finding()
+        found = _Judgement(reference, rounded, ours, trained).finding()
     return replace(found, reference=words)
 
 
@@ -91,7 +101,10 @@ class _Judgement:
         reference: Sequence[Observed],
         rounded: Sequence[Observed],
         ours: Sequence[Observed],
+        trained: tuple[Sequence[TrainedRows], Sequence[TrainedRows]],
     ) -> None:
+        is_one = not any(update.optimizer for update in reference[0].updates)
+        self._rows = rows_of_steps(*trained) if all(trained) and is_one else []
         self._words, self._reference_ranks = words_of(len(reference)), len(reference)
         self._reference, self._ours = _together(reference), ours
         changed = _together(rounded) if rounded else Observed()
@@ -152,7 +165,9 @@ class _Judgement:
     def _of_update(self, theirs: Update, own: Sequence[Update]) -> LayoutFinding | None:
         step = theirs.step
         samples = samples_fault(
-            [theirs.samples or [], *(each.samples or [] for each in own)], self._words
+            [theirs.samples or [], *(each.samples or [] for each in own)],
+            self._words,
+            self._rows[step] if step < len(self._rows) else (),
         )
         gradient = self._first_difference(theirs, own, "gradient")
         if gradient is None and samples is None:

@@ -36,7 +36,7 @@ from paceline.analysis.equivalence.own_checks import (
 )
 from paceline.analysis.equivalence.row_weights import row_weights
 from paceline.analysis.equivalence.sample_log import some
-from paceline.measure.records.own_steps import OwnStep, OwnSteps
+from paceline.measure.records.own_steps import OwnStep, OwnSteps, fed_rows
 
 _LEVELS = tuple(Level)
 
@@ -146,7 +146,10 @@ class _Judgement:
             findings=tuple(_once(found)),
             steps=first,
             last=len(compared) - first,
-            rows=tuple(sum(len(r.checksums) for r in each.steps[0].rows) for each in self._records),
+            rows=tuple(
+                sum(len(r.checksums) for r in fed_rows(each.steps[0].rows))
+                for each in self._records
+            ),
         )
 
     def _findings(self) -> Iterator[RankFinding]:

@@ -86,6 +86,14 @@ def changed_rows(
     return [RankFinding(level=Level.WEAKER, kind="changed-rows", step=0, reason=reason)]
 
 
+def rows_of_steps(
+    reference: Sequence[TrainedRows], ranks: Sequence[TrainedRows]
+) -> list[list[list[int]]]:
+    """Return the rows of each step: of the reference, then of each rank; see `samples_fault`."""
+    one = [_of_step(step) for step in zip(*(each.steps for each in reference), strict=False)]
+    return [list(step) for step in zip(one, *(each.steps for each in ranks), strict=False)]
+
+
 def words_of(ranks: int) -> str:
     """Return what a reference of so many ranks is called."""
     return "one process" if ranks <= 1 else f"{ranks} ranks"
@@ -203,8 +211,14 @@ def _of_counts(together: Steps, one: Steps, first: int | None, words: str) -> Ra
     return None
 
 
-def samples_fault(samples: Sequence[Sequence[str]], reference: str) -> str | None:
-    """Return how the samples of the ranks differ from those of the reference, which come first."""
+def samples_fault(
+    samples: Sequence[Sequence[str]], reference: str, trained: Sequence[Sequence[int]] = ()
+) -> str | None:
+    """Return how the samples of the ranks differ from those of the reference, which come first.
+
+    trained: likewise the rows of the step that backward passes reach; empty: not known. Samples are
+    also those that are fetched for an evaluation, or ahead.
+    """
     theirs, *ours = (Counter(each) for each in samples)
     fed = [each for each in ours if each]
     if not theirs or not fed or all(each == theirs for each in fed):
@@ -215,18 +229,38 @@ def samples_fault(samples: Sequence[Sequence[str]], reference: str) -> str | Non
     if len(fed) > 1 and all(each == fed[0] for each in fed[1:]):
         return "every rank trains on the same samples: " + _repeated(ours)
     if together.total() != theirs.total():
-        each = f", {fed[0].total()} each" if len({f.total() for f in fed}) == 1 else ""
-        return (
-            f"{len(fed)} ranks train on {together.total()} samples in a step{each}, {reference} on "
-            f"{theirs.total()}; give each rank its share of a fixed global batch"
-        )
+        counts = _counts_fault([each.total() for each in fed], theirs.total(), reference)
+        return _rows_fault(trained, reference) if trained and all(trained) else counts
     repeated = sum(count - 1 for count in together.values() if count > 1)
     if repeated:
         return f"{repeated} samples of the step are trained on by two ranks"
+    return _others_fault((together - theirs).total(), theirs.total(), reference)
+
+
+def _rows_fault(trained: Sequence[Sequence[int]], reference: str) -> str:
+    theirs, *ours = trained
+    together = Counter(_of_step(ours))
+    others = (together - Counter(theirs)).total()
+    if together.total() != len(theirs):
+        return _counts_fault([len(each) for each in ours], len(theirs), reference)
+    if others:
+        return _others_fault(others, len(theirs), reference)
+    return f"ranks fetch other batches than {reference} before the step, as for an evaluation"
+
+
+def _counts_fault(ours: Sequence[int], theirs: int, reference: str) -> str:
+    each = f", {ours[0]} each" if len(set(ours)) == 1 else ""
     return (
-        f"{(together - theirs).total()} of {theirs.total()} samples are others than those of "
-        f"{reference}: the order or the random changes of samples depend on the number of ranks; "
-        "use a DistributedSampler with one process, too"
+        f"{len(ours)} ranks train on {sum(ours)} samples in a step{each}, {reference} on {theirs}; "
+        "give each rank its share of a fixed global batch"
+    )
+
+
+def _others_fault(others: int, samples: int, reference: str) -> str:
+    return (
+        f"{others} of {samples} samples are others than those of {reference}: the order or the "
+        "random changes of samples depend on the number of ranks; use a DistributedSampler with "
+        "one process, too"
     )
 
 

@@ -92,6 +92,17 @@ class ReachedRows:
     call: int  # in the order of calls
     module: str
     checksums: list[str]
+    feeds: bool = False  # the call has samples of its own, each of several numbers
+    continues: bool = False  # the call has results of other ones, or parameters, alone
+
+
+def fed_rows(calls: Sequence[ReachedRows]) -> list[ReachedRows]:
+    """Return the calls without those that continue others with as many rows.
+
+    The parts of a model may be called one by one, each with what the one before has made.
+    """
+    fed = {len(each.checksums) for each in calls if each.feeds}
+    return [each for each in calls if not (each.continues and len(each.checksums) in fed)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

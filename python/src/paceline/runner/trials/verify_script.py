@@ -208,20 +208,21 @@ class Reference:
             self._own = judge_ranks(_own_steps(self._files), observe.steps, of_rows)
             self.statement = self._own.statement
 
-    def compared(self, found: Sequence[Observed]) -> LayoutFinding:
+    def compared(self, files: TrialFiles) -> LayoutFinding:
         """Compare what the ranks of a layout observed."""
+        found, trained = _observed(files), (self.rows, _rows(files))
         if self.outcome.status != "ok":
             return self.not_compared(f"{self.words} did not run: {self.outcome.reason}")
         if self._own is not None and self.statement == Statement.WRONG:
             reason = self._own.findings[0].reason
             return self.not_compared(f"{self.words} train wrong themselves: {reason}", "none")
-        finding = judge(self._observed, self._rounded, found)
+        finding = judge(self._observed, self._rounded, found, trained)
         if finding.passed is False and not self._rounded:
             # Roundings only widen the limits, so a layout that agrees needs no such training.
             again = self.observe.model_copy(update={"last": 0, "rounded": True})
             rounded = _equal(self._trial, ROUNDED, self.equalising, again)
             self._rounded = _observed(self._trainings.finished(rounded))
-            finding = judge(self._observed, self._rounded, found)
+            finding = judge(self._observed, self._rounded, found, trained)
         return finding
 
     def changed_rows(self, files: TrialFiles) -> list[RankFinding]:
@@ -245,7 +246,7 @@ def verified_layout(
         equal = _equal(trial, f"{trial.id}.{_ALTERED}", equalising, observe)
         outcome, compared = trainings.run(equal)
     if outcome.status == "ok":
-        finding = reference.compared(_observed(compared))
+        finding = reference.compared(compared)
     else:
         finding = reference.not_compared("the training of the ranks failed", "none")
     of_rows = judge_rows(_rows(own), () if equalising.is_altered else reference.rows)

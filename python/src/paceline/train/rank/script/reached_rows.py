@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import TrialFiles
-from paceline.measure.records.own_steps import ReachedRows, TrainedRows
+from paceline.measure.records.own_steps import ReachedRows, TrainedRows, fed_rows
 from paceline.plan.trials.trial import Observation
 from paceline.train.rank.script.batches import checksums, tensors_in
 from paceline.train.rank.script.phases import around_steps, hooked, replaced
@@ -56,6 +56,7 @@ class ReachedRowsRecorder:
         self._calls: list[nn.Module] = []  # modules that are being called
         self._call = 0  # number of the outermost call
         self._call_rows: list[str] | None = None
+        self._kind = (False, False)  # of the outermost call: `feeds` and `continues` of its rows
         self._now: list[ReachedRows] = []  # in the step that is under way
         self._found: list[list[str]] = []
         self._count = 0
@@ -93,7 +94,7 @@ class ReachedRowsRecorder:
             self._call_rows, self._call = None, self._call + 1
         self._calls.append(module)
         if self._call_rows is None and torch.is_grad_enabled() and _has_parameters(self._calls[0]):
-            self._call_rows = checksums(inputs)
+            self._call_rows, self._kind = checksums(inputs), _kind(inputs)
 
     def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> None:
         if torch.compiler.is_compiling() or self._passing:
@@ -102,8 +103,14 @@ class ReachedRowsRecorder:
             pass
         if self._calls or not self._call_rows or not torch.is_grad_enabled():
             return
+        feeds, continues = self._kind
         rows = ReachedRows(
-            number=0, call=self._call, module=type(module).__name__, checksums=self._call_rows
+            number=0,
+            call=self._call,
+            module=type(module).__name__,
+            checksums=self._call_rows,
+            feeds=feeds,
+            continues=continues,
         )
 
         def arrived(_gradient: Tensor) -> None:
@@ -154,12 +161,18 @@ class ReachedRowsRecorder:
             return  # an optimiser makes its state by a step before it restores it
         self._optimizer = self._optimizer or optimizer
         self._taken += optimizer is self._optimizer
-        calls = {tuple(each.checksums) for each in self._now}  # several passes over the same rows
+        fed = fed_rows(self._now)
+        calls = {tuple(each.checksums) for each in fed}  # several passes over the same rows
         rows = [row for each in sorted(calls) for row in each]
         self._now = []
         if self._count < _MOST_ROWS:
             self._found.append(rows)
             self._count += len(rows)
+
+
+def _kind(inputs: tuple[Any, ...]) -> tuple[bool, bool]:
+    own = [each for each in tensors_in(inputs) if not each.requires_grad]
+    return any(each.dim() > 1 for each in own), not own
 
 
 def _has_parameters(module: nn.Module) -> bool:
