@@ -139,6 +139,34 @@ def test_rows_are_counted_once_where_parts_are_called_one_by_one_after_an_evalua
     assert counts in layout["finding"]["reason"]
 
 
+def test_running_statistics_of_an_evaluation_are_no_fault_of_the_training(paceline, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "torch.manual_seed(0)\n"
+        "layers = torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)\n"
+        "model = torch.nn.Sequential(*layers)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "rows = torch.randn(80, 4)[dist.get_rank() :: dist.get_world_size()]\n"
+        "for batch in rows.split(8):\n"
+        "    model.train()\n"
+        "    optimizer.zero_grad()\n"
+        "    model(batch).square().mean().backward()\n"
+        "    for each in model.parameters():\n"
+        "        dist.all_reduce(each.grad)\n"
+        "        each.grad /= dist.get_world_size()\n"
+        "    optimizer.step()\n"
+        "    model.eval()\n"
+        "    with torch.no_grad():\n"
+        "        model(torch.ones(5, 4))\n",
+        "utf-8",
+    )
+    code, [layout] = verified(paceline, "train.py")
+    assert (code, layout["shown"]["statement"]) == (0, 2), layout
+    kinds = {each["kind"] for each in layout["shown"]["findings"]}
+    assert kinds >= {"batch-norm", "statistics"}
+
+
 def test_layouts_are_varied_by_an_option_of_the_script(paceline):
     # torch 2.9's pipelines fail over Gloo, also without Paceline
     pipelines = () if torch.__version__.startswith("2.9.") else ("pipeline:4",)

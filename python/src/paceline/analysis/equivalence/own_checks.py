@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.analysis.equivalence.exchange import near, numbers
 from paceline.analysis.equivalence.sample_log import some
-from paceline.measure.records.own_steps import OwnStep, OwnSteps, State, TensorPart
+from paceline.measure.records.own_steps import OwnStep, OwnSteps, State, TensorPart, fed_rows
 
 # Order of causes within a step: what comes first makes the others.
 _ORDER = (
@@ -338,7 +338,8 @@ def own_rows(steps: Steps) -> Iterator[RankFinding]:
             level=Level.FAULT, kind="rows", step=step, reason="all ranks train on the same rows"
         )
         return
-    shared = sum((a & b).total() for n, a in enumerate(counters) for b in counters[n + 1 :])
+    fed = [Counter(c for each in fed_rows(s.rows) for c in each.checksums) for s in steps.values()]
+    shared = sum((a & b).total() for n, a in enumerate(fed) for b in fed[n + 1 :])
     if shared:
         yield RankFinding(
             level=Level.WEAKER,

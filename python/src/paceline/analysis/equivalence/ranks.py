@@ -133,7 +133,11 @@ class _Judgement:
     def result(self) -> RanksFinding:
         found = list(self._findings())
         if self._layout:  # gradients that are no plain means of ranks are right there
-            found = [each for each in found if each.level == Level.REMARK or each.is_of_replicas]
+            found = [
+                each
+                for each in found
+                if (each.level == Level.REMARK and each.kind != "total") or each.is_of_replicas
+            ]
             found += [
                 RankFinding(level=Level.NOT_SHOWN, kind=reason, reason=reason)
                 for reason in self._layout

@@ -42,6 +42,7 @@ class States:
         self._buffers: dict[tuple[int, str], State] = {}
         self._of_module: dict[int, str] = {}
         self._last_call: dict[int, int] = {}  # by id of the module
+        self._trained: set[int] = set()  # ids of modules that were called with gradients
 
     def models(self) -> dict[str, nn.Module]:
         """Return the called models by a prefix; the first one has none."""
@@ -106,8 +107,13 @@ class States:
         """Note the buffers of a module at its first call in a step.
 
         call: number of the outermost call around it. DDP broadcasts buffers when that begins, so
-        modules that are called several times in it may differ until the next one.
+        modules that are called several times in it may differ until the next one. Evaluations of a
+        module that is trained are left out: it was broadcast for none of them.
         """
+        if torch.is_grad_enabled():
+            self._trained.add(id(module))
+        elif not module.training and id(module) in self._trained:
+            return
         if self._last_call.get(id(module)) == call:
             return
         self._last_call[id(module)] = call
