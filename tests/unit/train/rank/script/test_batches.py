@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -213,3 +215,17 @@ def test_images_of_their_own_sizes_are_counted():
 def test_samples_are_the_rows_of_tensors_as_long_as_the_first():
     assert len(samples_of({"a": torch.ones(3, 2), "b": [torch.ones(3), torch.ones(7)]})) == 2
     assert samples_of({"n": torch.tensor(3.0), "empty": torch.ones(0)}) == []
+
+
+def test_models_can_be_copied_and_saved_whole_and_copies_count_nothing(counter, tmp_path):
+    model = nn.Linear(3, 1)
+    passed(model, rows(4))
+    counter.take()
+    counter.settle()
+    torch.save(model, tmp_path / "model.pt")
+    assert b"paceline" not in (tmp_path / "model.pt").read_bytes()
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    for each in (loaded, copy.deepcopy(model)):
+        each(rows(4))
+    passed(model, rows(5))
+    assert counter.take() == 5

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -105,8 +105,9 @@ class BatchCounter:
         """Follow only the outermost modules so far: hooks of all modules cost time in each."""
         self._remove_hooks()
         for module in self._outermost.values():
-            self._handles.append(module.register_forward_pre_hook(self._enter))
-            self._handles.append(module.register_forward_hook(self._leave, with_kwargs=True))
+            enter, leave = _Hook(self._enter), _Hook(self._leave)
+            self._handles.append(module.register_forward_pre_hook(enter))
+            self._handles.append(module.register_forward_hook(leave, with_kwargs=True))
 
     def take(self) -> int | None:
         """Return the samples of the step that ends; None if they are not known."""
@@ -234,6 +235,19 @@ class BatchCounter:
             self._is_doubtful = True
         else:
             self._counted = (self._counted or 0) + samples
+
+
+class _Hook:
+    """Calls a method for a module; does nothing in a copy or in a pickle of the module."""
+
+    def __init__(self, method: Callable[..., None]) -> None:
+        self._method = method
+
+    def __call__(self, *arguments: Any) -> None:
+        self._method(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # a pickle that needs no Paceline
 
 
 def _use(loader: _Loader, number: int, places: frozenset[int]) -> _Batch:
