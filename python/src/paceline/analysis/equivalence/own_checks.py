@@ -345,5 +345,6 @@ def own_rows(steps: Steps) -> Iterator[RankFinding]:
             level=Level.WEAKER,
             kind="shared-rows",
             step=step,
-            reason=f"{shared} rows of the step are on two ranks",
+            reason=f"{'1 row of the step is' if shared == 1 else f'{shared} rows of the step are'} "
+            "on two ranks",
         )

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.train.rank.script.batches import BatchCounter, rows_of, samples_of
+from paceline.train.rank.script.batches import BatchCounter, checksums, rows_of, samples_of
 
 
 @pytest.fixture
@@ -229,3 +229,15 @@ def test_models_can_be_copied_and_saved_whole_and_copies_count_nothing(counter, 
         each(rows(4))
     passed(model, rows(5))
     assert counter.take() == 5
+
+
+def test_the_samples_of_a_batch_of_graphs_are_graphs_and_not_their_nodes():
+    nodes, numbers = torch.tensor([[1], [2], [1], [1], [2]]), torch.tensor([0, 0, 1, 2, 2])
+    edges = torch.tensor([[0, 1, 3], [1, 0, 4]])
+    assert rows_of((nodes, edges, numbers)) == 3
+    first, second, third = checksums((nodes, edges, numbers)) or ()
+    assert first == third != second
+    assert checksums((nodes, edges)) == []  # nodes that several graphs may have
+    tokens, mask = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.ones(2, 3, dtype=torch.int64)
+    assert len(checksums((tokens, mask)) or ()) == rows_of((tokens, mask)) == 2
+    assert len(checksums((nodes, torch.ones(5, dtype=torch.int64))) or ()) == 5

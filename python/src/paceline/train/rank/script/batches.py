@@ -32,6 +32,7 @@ from paceline.train.rank.script.phases import replaced
 
 _CHECKSUM_BYTES = 8
 _IMAGE_CHANNELS = (1, 3, 4)
+_PAIR = 2  # nodes of an edge
 _KEPT_BATCHES = 16  # of a DataLoader, which were fetched and not seen in a forward pass
 
 
@@ -299,7 +300,34 @@ def rows_of(batch: Any) -> int | None:
         if _may_be_images(parts) and _differ(parts):
             return None  # images, or several tensors of few samples
     tensors = samples_of(batch)
-    return len(tensors[0]) if tensors else None
+    return len(_nodes_of_graphs(batch) or tensors[0]) if tensors else None
+
+
+def _nodes_of_graphs(batch: Any) -> list[int] | None:
+    """Return how many nodes each graph of a batch has; empty: not known; None: no graphs.
+
+    Graphs are batched as features of nodes, edges as pairs of nodes, and the graph of each node.
+    """
+    first, *others = [t for t in tensors_in(batch) if t.dim() and len(t)] or [torch.ones(0)]
+    nodes, indices = len(first), [each for each in others if each.dtype == torch.int64]
+    if nodes <= _PAIR or not any(_are_pairs(each, nodes) for each in indices):
+        return None
+    for each in indices:
+        if each.shape == (nodes,) and not int(each[0]) and bool((each[1:] >= each[:-1]).all()):
+            counts = torch.bincount(each)
+            if len(counts) < nodes and bool(counts.all()):
+                return counts.tolist()
+    return []
+
+
+def _are_pairs(indices: Tensor, nodes: int) -> bool:
+    return (
+        indices.dim() == _PAIR
+        and len(indices) == _PAIR
+        and bool(indices.numel())
+        and int(indices.min()) >= 0
+        and int(indices.max()) < nodes
+    )
 
 
 def _may_be_images(value: Any) -> bool:
@@ -348,15 +376,22 @@ def samples_of(batch: Any) -> list[Tensor]:
 
 
 def checksums(batch: Any) -> list[str] | None:
-    """Return a checksum of each sample of a batch; None if it has no samples."""
+    """Return a checksum of each sample of a batch; None if it has no samples.
+
+    Empty where they are nodes of graphs: other graphs may have the same ones.
+    """
     tensors = samples_of(batch)
     if not tensors:
         return None
-    rows = [
+    graphs = _nodes_of_graphs(batch)
+    if graphs is not None:  # the number of a graph is its place in the batch
+        own = (each for each in tensors[1:] if each.dim() > 1 or each.is_floating_point())
+        tensors = [tensors[0], *own]
+    parts = [
         tensor.detach().cpu().contiguous().reshape(len(tensor), -1).view(torch.uint8).numpy()
         for tensor in tensors
     ]
-    return [
-        hashlib.blake2b(row.tobytes(), digest_size=_CHECKSUM_BYTES).hexdigest()
-        for row in np.concatenate(rows, axis=1)
-    ]
+    rows: Any = np.concatenate(parts, axis=1)
+    if graphs is not None:
+        rows = np.split(rows, np.cumsum(graphs)[:-1]) if graphs else []
+    return [hashlib.blake2b(row.tobytes(), digest_size=_CHECKSUM_BYTES).hexdigest() for row in rows]
