@@ -21,16 +21,16 @@ from paceline.runner.job.job import Job, parse_job
 from paceline.runner.job.rank_status import RankEnd
 from paceline.runner.job.rendezvous import listen_on
 from paceline.runner.launchers.mpi.rank import EnclosingJob, train
-from paceline.runner.launchers.spark.mpi import agent as spark_mpi_agent
-from paceline.runner.launchers.spark.mpi import barrier_task as spark_mpi
-from paceline.runner.launchers.spark.mpi.agent import (
+from paceline.runner.launchers.spark import mpi_agent as spark_mpi_agent
+from paceline.runner.launchers.spark import mpi_task as spark_mpi
+from paceline.runner.launchers.spark.mpi_agent import (
     DaemonStart,
     Peer,
     accept,
     connect,
     read_command,
 )
-from paceline.runner.launchers.spark.mpi.barrier_task import (
+from paceline.runner.launchers.spark.mpi_task import (
     TaskPlace,
     daemon_command,
     end_of_mpirun,
@@ -136,7 +136,7 @@ def test_each_rank_goes_to_the_host_of_its_task(make_job, monkeypatch):
         "/opt/mpirun", "-n", "4", "--bind-to", "none",
         "--host", "10.0.0.1:2,10.0.0.2:2", "--map-by", "seq:file=/tmp/seq",
         "--leave-session-attached", "--prtemca", "plm", "ssh",
-        "--prtemca", "plm_ssh_agent", "python -m paceline.runner.launchers.spark.mpi.agent",
+        "--prtemca", "plm_ssh_agent", "python -m paceline.runner.launchers.spark.mpi_agent",
         "--prtemca", "plm_ssh_no_tree_spawn", "1",
         "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0",
         "--prtemca", "prte_if_include", "eth0",

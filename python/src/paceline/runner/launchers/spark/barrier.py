@@ -38,7 +38,7 @@ from paceline.runner.job.rendezvous import (
 from paceline.runner.job.run_directory import ONLY_GLOO, in_folder, new_folder, report_own
 from paceline.runner.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.runner.launchers.spark.launcher import LOST_TASK
-from paceline.runner.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
+from paceline.runner.launchers.spark.mpi_task import TaskPlace, run_mpi_task
 from paceline.train.training.resources import set_thread_variables
 
 # The driver finds the error of a rank whose node does not see the trial's directory by this line in

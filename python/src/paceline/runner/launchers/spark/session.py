@@ -30,7 +30,7 @@ from paceline.runner.job.failure_words import executor_lost_for
 from paceline.runner.launchers.descriptors import is_local
 from paceline.runner.launchers.spark.barrier import first_line
 from paceline.runner.launchers.spark.configuration import check_conf, job_defaults, lacking_settings
-from paceline.runner.launchers.spark.mpi.agent import new_token
+from paceline.runner.launchers.spark.mpi_agent import new_token
 
 # A new value gives the tasks Python workers that no other job uses.
 _JOB_VARIABLE = "PACELINE_SPARK_JOB"

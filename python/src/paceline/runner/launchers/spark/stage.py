@@ -27,7 +27,7 @@ from paceline.runner.job.job import Job, parse_job
 from paceline.runner.job.rank_status import RESTARTED_CODES, RankEnd
 from paceline.runner.job.run_directory import finish, prepare
 from paceline.runner.launchers.spark.barrier import BarrierStage, failed_stage, run_barrier_rank
-from paceline.runner.launchers.spark.mpi.agent import new_token
+from paceline.runner.launchers.spark.mpi_agent import new_token
 from paceline.runner.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.runner.launchers.spark.rounds.round_task import run_round_task
 from paceline.runner.launchers.spark.session import (

@@ -1,4 +1,4 @@
-"""`python -m paceline.runner.launchers.spark.mpi.agent HOST COMMAND…`, called in place of ssh.
+"""`python -m paceline.runner.launchers.spark.mpi_agent HOST COMMAND…`, called in place of ssh.
 
 mpirun calls it. It passes the start of PRRTE's daemon to the barrier task that leads HOST, and
 lives as long as the daemon, but no longer than mpirun. Its exit status is the daemon's.

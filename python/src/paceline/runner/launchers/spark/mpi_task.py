@@ -2,9 +2,9 @@
 
 A task's Python cannot become a rank itself, because only mpirun and its daemons start ranks, as
 their children. Therefore task 0 runs mpirun, which starts the ranks of task 0's host. In place of
-ssh, mpirun calls an agent of ours (`agent`), which passes the start of a daemon to the first task
-of each other host. Daemon and ranks are children of that task and end with it. Every rank is on
-the host of its own task. The other tasks hold their slots until task 0 ends, which alone reports
+ssh, mpirun calls an agent of ours (`mpi_agent`), which passes the start of a daemon to the first
+task of each other host. Daemon and ranks are children of that task and end with it. Every rank is
+on the host of its own task. The other tasks hold their slots until task 0 ends, which alone reports
 how the ranks ended.
 """
 
@@ -47,7 +47,7 @@ from paceline.runner.launchers.mpi.implementations import (
     slots_of_this_node,
 )
 from paceline.runner.launchers.mpi.rank import EnclosingJob
-from paceline.runner.launchers.spark.mpi.agent import (
+from paceline.runner.launchers.spark.mpi_agent import (
     AGENT_VARIABLE,
     DAEMON,
     DaemonStart,
@@ -104,7 +104,7 @@ def _on_nodes(job: Job, nodes: Sequence[str], sequence: Path, python: str) -> li
         "--map-by", mapping,
         "--leave-session-attached",  # daemons stay children of the barrier tasks
         "--prtemca", "plm", "ssh",
-        "--prtemca", "plm_ssh_agent", f"{python} -m paceline.runner.launchers.spark.mpi.agent",
+        "--prtemca", "plm_ssh_agent", f"{python} -m paceline.runner.launchers.spark.mpi_agent",
         "--prtemca", "plm_ssh_no_tree_spawn", "1",  # only task 0 can reach the other tasks
     ]  # fmt: skip
 
