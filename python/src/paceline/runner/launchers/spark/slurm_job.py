@@ -160,7 +160,7 @@ def _master(address: str, environment: Mapping[str, str], folder: Path) -> Daemo
 def _workers(trial: Trial, master: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start srun with a worker on each node."""
     nodes, slots = trial.placement.nodes, slots_per_node(trial)
-    worker = [sys.executable, "-m", "paceline.runner.launchers.spark.slurm_worker"]
+    worker = [sys.executable, "-m", "paceline.runner.launchers.spark.standalone"]
     argv = [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1",
         f"--cpus-per-task={slots}", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=1",
