@@ -24,7 +24,7 @@ from tests.support.environment import kept_environment
 from tests.support.forking import ForkServer
 
 from paceline.cli import main
-from paceline.runner.launchers.local import launcher as local
+from paceline.runner.launchers import local
 from paceline.runner.launchers.mpi import launcher as mpi
 
 LIMIT_S = 240

@@ -10,6 +10,7 @@ import pytest
 from paceline.base.errors import EnvironmentLacks
 from paceline.base.host.programs import Tool
 from paceline.base.host.spark import COLLECTOR, QUICK_JVM
+from paceline.runner.launchers import torchrun
 from paceline.runner.launchers.base import Command, TemporaryFolders, launcher_for
 from paceline.runner.launchers.mpi import implementations
 from paceline.runner.launchers.mpi import implementations as tools
@@ -25,7 +26,6 @@ from paceline.runner.launchers.mpi.implementations import (
 from paceline.runner.launchers.mpi.launcher import hostfile_slots
 from paceline.runner.launchers.spark import launcher as spark
 from paceline.runner.launchers.spark.configuration import check_conf
-from paceline.runner.launchers.torchrun import launcher as torchrun
 from paceline.runner.preflight import this_host
 
 THREADS = {

@@ -21,9 +21,9 @@ class Local(LauncherDescriptor):
     name = "local"
     summary = "processes on this node"
     position = 10
-    implementation = "paceline.runner.launchers.local.launcher:LocalLauncher"
-    render_slurm = "paceline.runner.launchers.local.launcher:slurm_step"
-    render_kubernetes = "paceline.runner.launchers.local.launcher:kubernetes_object"
+    implementation = "paceline.runner.launchers.local:LocalLauncher"
+    render_slurm = "paceline.runner.launchers.local:slurm_step"
+    render_kubernetes = "paceline.runner.launchers.local:kubernetes_object"
 
 
 class Torchrun(LauncherDescriptor):
@@ -34,10 +34,10 @@ class Torchrun(LauncherDescriptor):
     position = 20
     restarts_ranks = True
     programs = frozenset({"torchrun", "torch.distributed.run"})
-    implementation = "paceline.runner.launchers.torchrun.launcher:TorchrunLauncher"
-    checks = "paceline.runner.launchers.torchrun.launcher:checks"
-    render_slurm = "paceline.runner.launchers.torchrun.launcher:slurm_step"
-    render_kubernetes = "paceline.runner.launchers.torchrun.launcher:kubernetes_object"
+    implementation = "paceline.runner.launchers.torchrun:TorchrunLauncher"
+    checks = "paceline.runner.launchers.torchrun:checks"
+    render_slurm = "paceline.runner.launchers.torchrun:slurm_step"
+    render_kubernetes = "paceline.runner.launchers.torchrun:kubernetes_object"
 
 
 class MpiSettings(KeyModel):

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.base.errors import EnvironmentLacks, UsageError
-from paceline.runner.launchers.torchrun.__main__ import torchrun_place
+from paceline.runner.launchers.torchrun import torchrun_place
 
 STARTED = {
     "TORCHELASTIC_RUN_ID": "x",

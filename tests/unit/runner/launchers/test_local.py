@@ -4,7 +4,7 @@ import pytest
 from tests.support.job_specs import job_words
 
 from paceline.runner.job.rank_status import RankEnd
-from paceline.runner.launchers.local import __main__ as module
+from paceline.runner.launchers import local as module
 
 
 @pytest.fixture

@@ -1,10 +1,26 @@
-"""`python -m paceline.runner.launchers.local`: start the ranks on this node, or be one of them.
+"""`local`: start ranks on this node without a launcher, as a user would by hand.
 
-A single rank trains in this process. Several ranks become children of this process, each of which
-runs this module again. This process ends them.
+`python -m paceline.runner.launchers.local` starts the ranks, or is one of them. A single rank
+trains in this process. Several ranks become children of this process, each of which runs this
+module again. This process ends them. The same program runs under schedulers.
 """
 
 from __future__ import annotations
+
+
+import shlex
+import sys
+from typing import Any
+
+from paceline.measure.records.layout import TrialFiles
+from paceline.plan.trials.trial import Trial
+from paceline.runner.job.context import rank_environment
+from paceline.runner.launchers.base import Command, shared_memory_of_mpi
+from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
+from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
+from paceline.runner.preflight.this_host import check_trial
+
+
 
 import os
 import signal
@@ -34,12 +50,40 @@ from paceline.runner.job.rank_status import RankEnd, first_failure, trial_timed_
 from paceline.runner.job.rendezvous import close_listener, listen_on
 from paceline.runner.launchers.supervise import WaitLimits, wait_for_end
 
+
+_MODULE = ["-m", "paceline.runner.launchers.local"]
 RANK_VARIABLE = "PACELINE_RANK"
 # host:port:secret:descriptor; only rank 0 has a descriptor. Other accounts cannot read it.
 STORE_VARIABLE = "PACELINE_STORE"
 # The peers of a failed rank often notice it first; they get this long to write their own status.
 _NOTICE_S = 1.0
 _TERMINATION_S = 3.0
+
+
+class LocalLauncher:
+    """Starts plain processes on one node, as a user would by hand."""
+
+    def preflight(self, trial: Trial) -> None:
+        check_trial(trial)
+
+    def command(self, trial: Trial, files: TrialFiles) -> Command:
+        argv = (sys.executable, *_MODULE, "--trial", str(files.trial))
+        return Command(
+            argv=argv, environment=rank_environment(trial), temporary=shared_memory_of_mpi
+        )
+
+    def failed_rank(self, log_text: str) -> int | None:  # noqa: ARG002
+        return None  # the job side reports it
+
+
+def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
+    """Return one task that starts all ranks."""
+    command = shlex.join([settings.python, *_MODULE])
+    return SlurmStep(command=command, cpus_per_task=trial.placement.cores_per_node)
+
+
+def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
+    return single_pod_job(_MODULE, trial, settings)
 
 
 def main() -> int:
@@ -106,7 +150,7 @@ def _start(job: Job, rank: int, address: StoreAddress) -> subprocess.Popen[bytes
         STORE_VARIABLE: ":".join(map(str, store)),
     }
     return subprocess.Popen(
-        guarded([sys.executable, "-m", "paceline.runner.launchers.local", *sys.argv[1:]]),
+        guarded([sys.executable, *_MODULE, *sys.argv[1:]]),
         env=environment,
         stdin=subprocess.DEVNULL,
         pass_fds=() if descriptor is None else (descriptor,),

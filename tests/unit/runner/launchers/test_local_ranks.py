@@ -11,7 +11,7 @@ import pytest
 from tests.support.rows import running_rank
 
 from paceline.measure.records.files import write_json
-from paceline.runner.launchers.local import __main__ as node
+from paceline.runner.launchers import local as node
 
 SLEEP = "import time; time.sleep(60)"
 

@@ -1,1 +1,0 @@
-"""Start ranks on this node without a launcher."""

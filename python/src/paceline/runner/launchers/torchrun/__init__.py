@@ -1,1 +1,0 @@
-"""Launch ranks with torchrun."""
