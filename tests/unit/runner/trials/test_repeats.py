@@ -11,7 +11,7 @@ from tests.unit.analysis import fabricate
 
 from paceline.analysis.trial.reading import load_run
 from paceline.plan.spec.values import Target
-from paceline.runner.trials.repeats import AutomaticRepeats
+from paceline.runner.trials.experiment import AutomaticRepeats
 
 EXPERIMENT = SimpleNamespace(max_repeats=8, tie_margin=0.05, limits=SimpleNamespace(run_s=None))
 
