@@ -35,8 +35,8 @@ from paceline.runner.trials import experiment
 from paceline.runner.trials.directory import default_run_dir
 from paceline.runner.trials.planning import Progress, plan
 from paceline.runner.trials.preview import Preview, preview_run
+from paceline.runner.tune.local import tune_and_run
 from paceline.runner.tune.search import Findings
-from paceline.runner.tune.tune_then_run import tune_and_run
 from paceline.show.export.run_data import RunData, finished_trials
 from paceline.show.report.document import charts, render
 from paceline.show.report.table import comparison_html, comparison_text

@@ -10,7 +10,7 @@ from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import load_spec
 from paceline.runner.trials.directory import extended_spec
-from paceline.runner.tune import tune_then_run
+from paceline.runner.tune import local
 
 
 @pytest.fixture
@@ -40,14 +40,14 @@ def stages(spec, monkeypatch, tmp_path):
             raise KeyboardInterrupt
         return []
 
-    monkeypatch.setattr(tune_then_run, "make_datasets", lambda *_: {"tiny": str(tmp_path)})
-    monkeypatch.setattr(tune_then_run, "tune_local", search)
-    monkeypatch.setattr(tune_then_run.experiment, "run", run)
+    monkeypatch.setattr(local, "make_datasets", lambda *_: {"tiny": str(tmp_path)})
+    monkeypatch.setattr(local, "tune_local", search)
+    monkeypatch.setattr(local.experiment, "run", run)
     return calls, interrupted
 
 
 def run(spec, run_dir, *, resume=False):
-    return tune_then_run.tune_and_run(load_spec(str(spec)), run_dir, resume=resume, progress=None)
+    return local.tune_and_run(load_spec(str(spec)), run_dir, resume=resume, progress=None)
 
 
 def test_search_comes_first_and_its_spec_is_run(spec, stages, tmp_path):

@@ -1,24 +1,42 @@
-"""`paceline tune local`: search for the fastest settings of each local strategy on this node.
+"""Search for the fastest settings of each local strategy on this node: alone, or before a run.
 
-Every division of the node's cores that is worth a trial is a candidate. Combinations that the
-planner refuses (a batch that is not divisible, more stages than layers) are left out by `spaces`,
-with the planner's reason.
+`paceline tune local` only searches; `paceline run` for a spec with [tune] then runs the trials with
+the winners. Every division of the node's cores that is worth a trial is a candidate. Combinations
+that the planner refuses (a batch that is not divisible, more stages than layers) are left out by
+`spaces`, with the planner's reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from paceline.analysis.trial.reading import load_trial
-from paceline.plan.spec import Experiment, TrialRequest, TuneSettings, WorkloadRequest
+from paceline.base.errors import UsageError
+from paceline.base.host.machine import usable_cores
+from paceline.base.host.own_runs import remember_run
+from paceline.measure.records.layout import RunFiles
+from paceline.measure.records.rows import Outcome
+from paceline.plan.spec import (
+    Experiment,
+    Spec,
+    TrialRequest,
+    TuneSettings,
+    WorkloadRequest,
+    load_spec,
+)
 from paceline.plan.spec.extensions import STRATEGIES
 from paceline.plan.spec.rules.trial import batch_per_replica, has_layout
 from paceline.plan.spec.values import BEST
 from paceline.plan.spec.workloads import workload_of
-from paceline.plan.trials.planning import repeated, resolve_training
+from paceline.plan.trials.planning import plan_trials, repeated, resolve_training
 from paceline.plan.trials.trial import Trial
+from paceline.runner.trials import experiment
+from paceline.runner.trials.directory import check_run_dir, made_run_dir, recorded_spec
+from paceline.runner.trials.planning import Progress, make_datasets
+from paceline.runner.trials.preview import preflight
 from paceline.runner.tune.search import Findings
 from paceline.runner.tune.session import Searched, SearchMethod, plan_search, run_search
 from paceline.runner.tune.spaces import BASELINE, SearchContext, SearchTarget, changed, cores_wanted
@@ -173,3 +191,64 @@ def neighbouring_split_points(
 def _oversubscribed(request: TrialRequest, cores: int) -> TrialRequest:
     needed = cores_wanted(request, cores) > cores
     return request.model_copy(update={"oversubscribe": True}) if needed else request
+
+
+def tune_and_run(
+    spec: Spec,
+    run_dir: Path,
+    *,
+    resume: bool,
+    progress: Progress,
+    keep_going: bool | None = None,
+    changed_script: bool = False,
+) -> tuple[Findings | None, list[Outcome]]:
+    """Search into `run_dir`/tune, then run the tuned spec into `run_dir`.
+
+    Return the findings (None if the search had ended before) and what `experiment.run` returns.
+    After the first trial has started the spec no longer changes, so that all trials of a run belong
+    to one spec. Raises the errors of `tune_local` and `experiment.run`.
+    """
+    files = RunFiles(run_dir)
+    searched = files.tune.manifest.exists()
+    if resume and not searched:
+        raise UsageError(
+            f"{run_dir}: there is no run to resume ({files.tune.manifest} does not exist); omit "
+            "--resume to start one"
+        )
+    if not searched:
+        check_run_dir(files, spec, resume=False)
+    check_run_dir(files.tune, spec, resume=resume)
+    findings = None
+    if not files.manifest.exists():
+        datasets = make_datasets(spec.experiment, progress)
+        preflight(_smallest_trials(spec.experiment, datasets))
+        with made_run_dir(run_dir):
+            if not searched:
+                remember_run(run_dir)
+            findings = tune_local(spec, files.tune.root, resume=resume, progress=progress)
+    has_begun = files.manifest.exists()
+    failed = experiment.run(
+        recorded_spec(run_dir, trust_run=True)
+        if has_begun
+        else load_spec(str(files.tune.tuned_spec)),
+        run_dir,
+        resume=has_begun,
+        progress=progress,
+        keep_going=keep_going,
+        changed_script=changed_script,
+    )
+    return findings, failed
+
+
+def _smallest_trials(experiment: Experiment, datasets: Mapping[str, str]) -> list[Trial]:
+    """Return the smallest trial of every launcher on its number of nodes, so that missing
+    prerequisites are found before the search."""
+    wanted = dict.fromkeys((t.launcher, t.nodes) for t in experiment.trials)
+    smallest = tuple(
+        TrialRequest(launcher=launcher, local_strategy="sequential", nodes=nodes)
+        for launcher, nodes in wanted
+    )
+    first = experiment.model_copy(
+        update={"trials": smallest, "workloads": experiment.workloads[:1], "repeats": 1}
+    )
+    return plan_trials(first, datasets, usable_cores())
