@@ -45,7 +45,7 @@ from paceline.measure.records.layout import TrialFiles
 from paceline.plan.spec.loading import parse_spec
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import RankContext, StoreAddress, Trial
-from paceline.runner.job.rendezvous import close_listener, listen_on
+from paceline.runner.job.job import close_listener, listen_on
 from paceline.train.rank import train as rank
 from paceline.train.strategies.shared_shards import SharedShardsStrategy
 from paceline.train.training.resources import apply_resources

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from paceline.collectives.host import host_name
 from paceline.plan.trials.trial import RankContext, StoreAddress
-from paceline.runner.job.job import parse_job
+from paceline.runner.job.job import listen_on, parse_job
 from paceline.runner.job.rank import run_rank
-from paceline.runner.job.rendezvous import listen_on
 from paceline.runner.job.run_directory import prepare
 
 _MEET_S = 30.0

@@ -13,7 +13,7 @@ from paceline.base.errors import PeerLost, RankFailed, TimedOut
 from paceline.collectives import host, liveness
 from paceline.collectives.liveness import LivenessProbe, ProbeResult, with_probe_result
 from paceline.plan.trials.trial import StoreAddress
-from paceline.runner.job.rendezvous import listen_on
+from paceline.runner.job.job import listen_on
 from paceline.train.rank.peers import open_again, open_store
 
 LIMIT_S = 2.0

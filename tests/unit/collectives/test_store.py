@@ -24,7 +24,7 @@ from paceline.collectives.store import (
     wait_for,
 )
 from paceline.plan.trials.trial import StoreAddress
-from paceline.runner.job.rendezvous import listen_on
+from paceline.runner.job.job import listen_on
 from paceline.train.rank.peers import open_again, open_store
 from paceline.train.transports.network import GlooTransport
 

@@ -8,13 +8,13 @@ import pytest
 
 from paceline.base.errors import EnvironmentLacks, TimedOut
 from paceline.collectives.host import interface_address
-from paceline.runner.job.rank_status import RankEnd
-from paceline.runner.job.rendezvous import (
+from paceline.runner.job.job import (
     check_reachable,
     close_listener,
     exchange_address,
     listen_on,
 )
+from paceline.runner.job.rank_status import RankEnd
 from paceline.runner.job.run_directory import finish
 
 

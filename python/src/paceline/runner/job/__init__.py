@@ -27,10 +27,9 @@ add a launcher.
 from paceline.base.host.messages import say
 from paceline.plan.trials.trial import RankContext, StoreAddress
 from paceline.runner.job.context import check_started_once, nodes_of, rank_context
-from paceline.runner.job.job import Job, parse_job
+from paceline.runner.job.job import Job, check_reachable, close_listener, listen_on, parse_job
 from paceline.runner.job.rank import run_rank
 from paceline.runner.job.rank_status import RankEnd, run_guarded, trial_end
-from paceline.runner.job.rendezvous import check_reachable, close_listener, listen_on
 from paceline.runner.job.run_directory import finish, prepare
 
 __all__ = [

@@ -29,9 +29,8 @@ from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import SCHEMA, Outcome
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import Order, launched_unix_s
-from paceline.runner.job.job import Job
+from paceline.runner.job.job import Job, forget_address
 from paceline.runner.job.rank_status import RankEnd, outcome_status
-from paceline.runner.job.rendezvous import forget_address
 from paceline.train.data.remote_folder import remote_folder
 
 

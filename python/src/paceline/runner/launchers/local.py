@@ -7,32 +7,21 @@ module again. This process ends them. The same program runs under schedulers.
 
 from __future__ import annotations
 
-
-import shlex
-import sys
-from typing import Any
-
-from paceline.measure.records.layout import TrialFiles
-from paceline.plan.trials.trial import Trial
-from paceline.runner.job.context import rank_environment
-from paceline.runner.launchers.base import Command, shared_memory_of_mpi
-from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
-from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
-from paceline.runner.preflight.this_host import check_trial
-
-
-
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from types import FrameType
+from typing import Any
 
 from paceline.base.errors import ExitCode, RankFailed
 from paceline.base.host.messages import say
 from paceline.base.host.processes import end_processes, guarded
 from paceline.collectives.host import host_name
 from paceline.measure.records.documents import failure_of, read_statuses
+from paceline.measure.records.layout import TrialFiles
+from paceline.plan.trials.trial import Trial
 from paceline.runner.job import (
     Job,
     StoreAddress,
@@ -46,10 +35,13 @@ from paceline.runner.job import (
 )
 from paceline.runner.job.context import rank_environment
 from paceline.runner.job.failure_words import ended_without_error, rank_failed
+from paceline.runner.job.job import close_listener, listen_on
 from paceline.runner.job.rank_status import RankEnd, first_failure, trial_timed_out
-from paceline.runner.job.rendezvous import close_listener, listen_on
+from paceline.runner.launchers.base import Command, shared_memory_of_mpi
+from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
+from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.runner.launchers.supervise import WaitLimits, wait_for_end
-
+from paceline.runner.preflight.this_host import check_trial
 
 _MODULE = ["-m", "paceline.runner.launchers.local"]
 RANK_VARIABLE = "PACELINE_RANK"

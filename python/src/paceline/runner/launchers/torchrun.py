@@ -8,37 +8,20 @@ file in the trial's directory.
 
 from __future__ import annotations
 
-
+import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from paceline.base.errors import EnvironmentLacks
+from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.base.host.programs import MachineFinding, Tool, tool_finding
+from paceline.collectives.host import host_name
 from paceline.measure.records.layout import TrialFiles
 from paceline.plan.trials.trial import Trial
-from paceline.runner.job.context import rank_environment
-from paceline.runner.launchers.base import (
-    Command,
-    TemporaryFolders,
-    first_named,
-    shared_memory_of_mpi,
-)
-from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
-from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
-from paceline.runner.preflight.this_host import check_trial
-
-
-
-import os
-import sys
-from collections.abc import Mapping
-
-from paceline.base.errors import EnvironmentLacks, UsageError
-from paceline.collectives.host import host_name
 from paceline.runner.job import (
     Job,
     StoreAddress,
@@ -51,10 +34,17 @@ from paceline.runner.job import (
     run_guarded,
     run_rank,
 )
-from paceline.runner.job.context import launching_pid
-from paceline.runner.job.job import check_world
-from paceline.runner.job.rendezvous import exchange_address
-
+from paceline.runner.job.context import launching_pid, rank_environment
+from paceline.runner.job.job import check_world, exchange_address
+from paceline.runner.launchers.base import (
+    Command,
+    TemporaryFolders,
+    first_named,
+    shared_memory_of_mpi,
+)
+from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
+from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
+from paceline.runner.preflight.this_host import check_trial
 
 _FAILURES = (
     re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL),

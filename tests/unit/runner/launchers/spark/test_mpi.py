@@ -17,9 +17,8 @@ from typing_extensions import Buffer
 from paceline.base.errors import EnvironmentLacks, TimedOut, UsageError
 from paceline.base.host.programs import Tool
 from paceline.measure.records.files import write_json
-from paceline.runner.job.job import Job, parse_job
+from paceline.runner.job.job import Job, listen_on, parse_job
 from paceline.runner.job.rank_status import RankEnd
-from paceline.runner.job.rendezvous import listen_on
 from paceline.runner.launchers.mpi.rank import EnclosingJob, train
 from paceline.runner.launchers.spark import mpi_agent as spark_mpi_agent
 from paceline.runner.launchers.spark import mpi_task as spark_mpi

@@ -18,10 +18,16 @@ from paceline.base.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.collectives.host import host_name
 from paceline.plan.trials.trial import StoreAddress
 from paceline.runner.job.context import launching_pid, nodes_of, rank_context
-from paceline.runner.job.job import Job, check_not_alone, check_world, parse_job
+from paceline.runner.job.job import (
+    Job,
+    check_not_alone,
+    check_reachable,
+    check_world,
+    listen_on,
+    parse_job,
+)
 from paceline.runner.job.rank import run_rank
 from paceline.runner.job.rank_status import RankEnd, run_guarded
-from paceline.runner.job.rendezvous import check_reachable, listen_on
 from paceline.runner.job.run_directory import (
     Delivery,
     finish,

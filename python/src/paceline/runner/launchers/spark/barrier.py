@@ -26,15 +26,15 @@ from paceline.measure.records.rows import Failure
 from paceline.plan.trials.trial import RankContext, StoreAddress, Trial
 from paceline.runner.job import failure_words
 from paceline.runner.job.context import nodes_of, rank_context
-from paceline.runner.job.job import Job
-from paceline.runner.job.rank import import_train, run_rank
-from paceline.runner.job.rank_status import FirstFailure, RankEnd, first_failure, written_cause
-from paceline.runner.job.rendezvous import (
+from paceline.runner.job.job import (
+    Job,
     check_reachable,
     close_listener,
     exchange_address,
     listen_on,
 )
+from paceline.runner.job.rank import import_train, run_rank
+from paceline.runner.job.rank_status import FirstFailure, RankEnd, first_failure, written_cause
 from paceline.runner.job.run_directory import ONLY_GLOO, in_folder, new_folder, report_own
 from paceline.runner.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.runner.launchers.spark.launcher import LOST_TASK

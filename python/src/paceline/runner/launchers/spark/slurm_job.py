@@ -27,8 +27,7 @@ from paceline.base.host.spark import find_spark
 from paceline.collectives.host import interface_address, wait_until
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job import run_guarded
-from paceline.runner.job.job import parse_arguments, read_trial
-from paceline.runner.job.rendezvous import check_reachable
+from paceline.runner.job.job import check_reachable, parse_arguments, read_trial
 from paceline.runner.launchers.descriptors import SparkOptions
 from paceline.runner.launchers.schedulers.files import limit_s
 from paceline.runner.launchers.spark.configuration import slots_per_node
