@@ -21,8 +21,7 @@ from paceline.collectives.node.memory import SoloNode
 from paceline.plan.trials.sample_order import SampleOrder
 from paceline.train.data import location as location_module
 from paceline.train.data.batches import FeedOptions, open_feed
-from paceline.train.data.dataset import inspect_dataset, open_dataset
-from paceline.train.data.node_files import node_folder
+from paceline.train.data.dataset import inspect_dataset, node_folder, open_dataset
 from paceline.train.data.register import register
 from paceline.train.data.row_groups import ParquetSource
 

@@ -12,9 +12,8 @@ from paceline.collectives.node.memory import NodeShare
 from paceline.plan.trials.sample_order import SampleOrder, sample_order_of
 from paceline.plan.trials.trial import Training, Trial
 from paceline.train.data.batches import Feed, FeedOptions, Source, open_feed
-from paceline.train.data.dataset import Dataset, open_dataset
+from paceline.train.data.dataset import Dataset, node_folder, open_dataset
 from paceline.train.data.items import ItemSource, virtual_row_groups
-from paceline.train.data.node_files import node_folder
 from paceline.train.data.row_groups import ParquetSource
 from paceline.train.training.task import Task
 from paceline.train.workloads.build import informed, task_of
