@@ -73,7 +73,7 @@ PACKAGES = {
             "collectives/message_schedules.py",
             "collectives/buffers.py",
             "collectives/shared_memory.py",
-            "train/transports/compression/*.py",
+            "train/transports/compression.py",
         ),
         ("unit/collectives", "unit/train/transports"),
     ),

@@ -70,7 +70,7 @@ def run(run_dir):
         ("import paceline.runner.launchers.spark.stage", ("torch", "pyarrow")),
         ("import paceline.runner.job.rank", ("torch", "pyarrow", "polars")),
         ("import paceline.show.report.table", ("torch", "plotly")),
-        ("import paceline.train.transports.compression.table", ("torch", "numpy")),
+        ("import paceline.train.transports.descriptors", ("torch", "numpy")),
         (DESCRIPTORS, ("torch", "pyspark", "mpi4py", "numpy", "polars")),
         (HELP, ("torch", "polars", "rich", "pydantic", "numpy", "tomllib")),
     ],

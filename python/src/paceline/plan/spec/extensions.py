@@ -157,7 +157,7 @@ TRANSPORTS = ExtensionGroup("paceline.transports", TransportDescriptor, "transpo
 LAUNCHERS = ExtensionGroup("paceline.launchers", LauncherDescriptor, "launcher")
 WORKLOADS = ExtensionGroup("paceline.workloads", WorkloadDescriptor, "workload")
 COMPRESSIONS = ChoiceTable[Compression](
-    "paceline.train.transports.compression.table:COMPRESSIONS", "compression"
+    "paceline.train.transports.descriptors:COMPRESSIONS", "compression"
 )
 GROUPS: dict[str, NamedChoices[Any]] = {
     "workloads": WORKLOADS,

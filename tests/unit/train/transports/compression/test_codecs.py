@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.train.transports.compression.codecs import Blockwise, Half
+from paceline.train.transports.compression import Blockwise, Half
 
 
 @pytest.mark.parametrize(("name", "relative"), [("bf16", 2**-8), ("fp16", 2**-11)])

@@ -7,7 +7,7 @@ import torch
 
 from paceline.train.transports.bucket_settings import CompressionSettings
 from paceline.train.transports.bucket_sums import create_compressor
-from paceline.train.transports.compression.codecs import (
+from paceline.train.transports.compression import (
     START_STEP,
     Blockwise,
     CodecCompressor,

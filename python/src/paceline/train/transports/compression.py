@@ -1,4 +1,6 @@
-"""Codecs: gradients as 16-bit and 8-bit numbers, sent encoded and summed decoded.
+"""Gradient compression: how the gradients of one bucket are summed over ranks.
+
+Codecs write gradients as 16-bit and 8-bit numbers, which are sent encoded and summed decoded:
 
     every rank encodes its n parts of the bucket and sends part k to rank k     (all-to-all)
     rank k decodes what it received and sums it in float32, in the order of the ranks

@@ -1,1 +1,0 @@
-"""Gradient compression: how the gradients of one bucket are summed over ranks."""
