@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-
 from collections.abc import Iterator
-from typing import Any
-
-from paceline.plan.spec.descriptors import TransportDescriptor
-from paceline.plan.spec.models import TrialRequest
-from paceline.plan.spec.rules.transport import strategy_of
-from paceline.train.transports.bucket_settings import GradientTransport
-
-
-
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from paceline.plan.spec.descriptors import Compression, KeyModel
+from paceline.collectives.message_schedules import Algorithm
+from paceline.plan.costs import ALL_REDUCE
+from paceline.plan.spec.descriptors import Compression, KeyModel, TransportDescriptor
+from paceline.plan.spec.extensions import LAUNCHERS
 from paceline.plan.spec.models import TrialRequest
+from paceline.plan.spec.placement import Placement
+from paceline.plan.spec.rules.transport import strategy_of
 from paceline.plan.spec.values import PositiveInt
-
+from paceline.train.transports.bucket_settings import (
+    GradientKeys,
+    GradientOptions,
+    GradientTransport,
+    planned_options,
+)
 
 DEFAULT_POWERSGD_RANK = 4  # as Vogels et al. (PowerSGD, NeurIPS 2019) use for language models
 DEFAULT_DENSITY = 0.01  # Lin et al. (Deep Gradient Compression, ICLR 2018) send 0.1 to 1 %
@@ -117,6 +117,57 @@ class Nccl(GradientTransport):
 
     def auto_priority(self, request: TrialRequest) -> int | None:
         return 45
+
+
+class MpiTransportKeys(GradientKeys):
+    """Keys of transport `mpi`."""
+
+    algorithm: Algorithm | None = None
+
+
+class MpiOptions(GradientOptions):
+    """Planned options of transport `mpi`."""
+
+    algorithm: Algorithm = "auto"
+
+    def name_parts(self, placement: Placement) -> Iterator[str]:
+        if self.algorithm != "auto":
+            yield self.algorithm
+        yield from super().name_parts(placement)
+
+    def labels(self) -> Iterator[str]:
+        yield from super().labels()
+        if self.algorithm != "auto":
+            yield self.algorithm
+
+
+class MpiTransportDescriptor(GradientTransport):
+    """MPI between the ranks of one MPI job."""
+
+    name = "mpi"
+    summary = "MPI, in a job that the launcher joins"
+    position = 40
+    implementation = "paceline.train.transports.mpi:MpiTransport"
+    Keys = MpiTransportKeys
+    Options = MpiOptions
+    needs = "mpi job"
+    serves_scripts = True
+    sends_messages = True
+
+    def auto_priority(self, request: TrialRequest) -> int | None:
+        """The default between nodes where the launcher prefers it."""
+        preferred = LAUNCHERS.get(request.launcher).default_transport == self.name
+        return 20 if preferred else None
+
+    def all_reduce_algorithms(self, nodes: int, options: MpiOptions) -> tuple[str, ...]:
+        """Return what a calibration chooses from, or the one in the options."""
+        if options.algorithm in {"auto", "hierarchical"}:
+            return ("recursive-doubling", "ring", "rabenseifner")
+        return (options.algorithm,) if options.algorithm in ALL_REDUCE else ()
+
+    def options(self, request: TrialRequest) -> MpiOptions:
+        algorithm = request.keys(MpiTransportKeys).algorithm or "auto"
+        return MpiOptions(**planned_options(request), algorithm=algorithm)
 
 
 class PowerSgdKeys(KeyModel):

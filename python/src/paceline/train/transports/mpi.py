@@ -10,7 +10,7 @@ from paceline.collectives.mpi.process_group import Options, describe_library
 from paceline.collectives.torch_internals import Store
 from paceline.measure.records.communication import TransportResult
 from paceline.plan.trials.trial import RankContext, Trial
-from paceline.train.transports.mpi.descriptor import MpiOptions
+from paceline.train.transports.descriptors import MpiOptions
 from paceline.train.transports.network import DefaultGroupTransport
 
 
