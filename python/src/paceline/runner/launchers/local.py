@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.base.errors import ExitCode, RankFailed
 from paceline.base.host.messages import say
@@ -38,10 +38,13 @@ from paceline.runner.job.failure_words import ended_without_error, rank_failed
 from paceline.runner.job.job import close_listener, listen_on
 from paceline.runner.job.rank_status import RankEnd, first_failure, trial_timed_out
 from paceline.runner.launchers.base import Command, shared_memory_of_mpi
-from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
-from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.runner.launchers.supervise import WaitLimits, wait_for_end
 from paceline.runner.preflight.this_host import check_trial
+
+# Files of a scheduler are rendered by the command side; a rank does not load what renders them.
+if TYPE_CHECKING:
+    from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings
+    from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 
 _MODULE = ["-m", "paceline.runner.launchers.local"]
 RANK_VARIABLE = "PACELINE_RANK"
@@ -70,11 +73,15 @@ class LocalLauncher:
 
 def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
     """Return one task that starts all ranks."""
+    from paceline.runner.launchers.schedulers.slurm import SlurmStep  # noqa: PLC0415
+
     command = shlex.join([settings.python, *_MODULE])
     return SlurmStep(command=command, cpus_per_task=trial.placement.cores_per_node)
 
 
 def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
+    from paceline.runner.launchers.schedulers.kubernetes import single_pod_job  # noqa: PLC0415
+
     return single_pod_job(_MODULE, trial, settings)
 
 

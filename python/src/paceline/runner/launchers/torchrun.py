@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.base.host.programs import MachineFinding, Tool, tool_finding
@@ -42,9 +42,12 @@ from paceline.runner.launchers.base import (
     first_named,
     shared_memory_of_mpi,
 )
-from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings, single_pod_job
-from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.runner.preflight.this_host import check_trial
+
+# Files of a scheduler are rendered by the command side; a rank does not load what renders them.
+if TYPE_CHECKING:
+    from paceline.runner.launchers.schedulers.kubernetes import KubernetesSettings
+    from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 
 _FAILURES = (
     re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL),
@@ -120,6 +123,8 @@ def checks() -> list[MachineFinding]:
 
 def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
     """Return one task, torchrun's agent, that starts all ranks."""
+    from paceline.runner.launchers.schedulers.slurm import SlurmStep  # noqa: PLC0415
+
     # torch unpickles the file of the rendezvous, so only this user may create it. Unquoted: the
     # shell has to replace the variables.
     agent = agent_arguments(trial, "$SLURM_JOB_ID", '"$rendezvous"/store')
@@ -133,6 +138,8 @@ def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
 
 
 def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
+    from paceline.runner.launchers.schedulers.kubernetes import single_pod_job  # noqa: PLC0415
+
     agent = agent_arguments(trial, "paceline", "/tmp/paceline.rendezvous")  # noqa: S108
     return single_pod_job([*agent, *_MODULE], trial, settings)
 
