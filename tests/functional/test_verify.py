@@ -193,10 +193,12 @@ def test_plain_ddp_is_no_false_alarm_and_another_model_is_not_compared(paceline)
 
 
 def test_each_way_to_train_allows_its_statement(paceline):
-    ways = {"mean": 1, "own-rows": 2, "sum-of-rows": 3, "local": 4, "sum": 5}
+    ways = {"mean": 1, "own-rows": 2, "sum-of-rows": 3, "correlation": 3, "local": 4, "sum": 5}
     code, layouts = verified(paceline, f"--vary=--way={','.join(ways)}", STATEMENTS)
     found = {e["trial"]["arguments"][0]: e["shown"]["statement"] for e in layouts}
     assert found == {f"--way={way}": each for way, each in ways.items()}, layouts
     [wrong] = [each["shown"] for each in layouts if each["shown"]["statement"] == 5]
     assert code == 9
     assert "summed over 2 ranks" in wrong["findings"][0]["reason"]
+    reasons = {e["trial"]["arguments"][0]: str(e["shown"]["findings"]) for e in layouts}
+    assert "torch.distributed.all_reduce loses" in reasons["--way=correlation"]

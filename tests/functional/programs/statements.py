@@ -14,13 +14,19 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-if way in ("own-rows", "sum-of-rows"):
+has_own_rows = way in ("own-rows", "sum-of-rows", "correlation")
+if has_own_rows:
     torch.manual_seed(1 + rank)
 for step in range(6):
     batch = torch.randn(8, 8)
-    inputs = batch if way in ("own-rows", "sum-of-rows") else batch[rank::ranks]
-    errors = (model(inputs) - inputs[:, :1]).square()
+    inputs = batch if has_own_rows else batch[rank::ranks]
+    outputs = model(inputs)
+    errors = (outputs - inputs[:, :1]).square()
     loss = errors.sum() if way == "sum-of-rows" else errors.mean()
+    if way == "correlation":
+        correlation = outputs.T @ outputs / len(outputs) / ranks
+        dist.all_reduce(correlation)
+        loss = (correlation - 1).square().sum()
     optimizer.zero_grad()
     loss.backward()
     if way != "local":

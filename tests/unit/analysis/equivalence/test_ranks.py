@@ -293,6 +293,13 @@ def test_a_gradient_that_all_gather_loses_is_a_suspicion():
     assert (found.statement, found.is_suspicious) == (Statement.MEAN, True)
 
 
+def test_a_gradient_that_all_reduce_loses_is_a_suspicion_where_ranks_have_rows_of_their_own():
+    found = of_both(gathered=["all_reduce"])
+    assert (found.statement, found.is_suspicious) == (Statement.MEAN, True)
+    assert "which torch.distributed.all_reduce loses" in first(found)
+    assert not of_both(gathered=["all_reduce"], rows=[]).is_suspicious
+
+
 def test_a_parameter_that_only_one_process_steps_is_a_fault():
     steps = [replace(a_step(r, mean), used=a_step(r, mean).used[:1]) for r in range(RANKS)]
     alone = LayoutFinding(passed=None, reason="no rank has head.weight", tensor="head.weight")

@@ -63,7 +63,10 @@ class _RowWeights:
         if crossed:
             reason = f"{some(crossed)} takes rows of all ranks, so the loss is no sum over rows"
             yield self._finding(Level.WEAKER, "gathered", reason)
-        if not any(each.gathered for each in self._steps):
+        lost = sorted({name for each in self._steps for name in each.gathered})
+        if not self._has_own_rows():  # parts of a layer are summed so in tensor parallelism
+            lost = [name for name in lost if name != "all_reduce"]
+        if not lost:
             return
         if all(self._is_whole(each) for each in self._steps):
             reason = "the loss uses rows of all ranks, so it is no sum over rows"
@@ -71,9 +74,14 @@ class _RowWeights:
         else:
             reason = (
                 "the loss uses rows of other ranks without their gradient, which "
-                "torch.distributed.all_gather loses"
+                f"torch.distributed.{lost[0]} loses"
             )
             yield self._finding(Level.SUSPICION, "gathered", reason)
+
+    def _has_own_rows(self) -> bool:
+        """Return whether each rank has rows, and no other rank has the same."""
+        rows = {tuple(c for r in each.rows for c in r.checksums) for each in self._steps}
+        return len(rows) == self._ranks and () not in rows
 
     def _is_whole(self, step: OwnStep) -> bool:
         """Return whether a rank computes the loss of all rows, and makes up for the mean."""

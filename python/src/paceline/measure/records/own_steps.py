@@ -147,7 +147,7 @@ class OwnStep:
     terms: list[LossTerm] = field(default_factory=list)
     passes: list[BackwardPass] = field(default_factory=list)
     scale: float = 1.0  # of the loss, by a gradient scaler
-    gathered: list[str] = field(default_factory=list)  # where all_gather lost a gradient
+    gathered: list[str] = field(default_factory=list)  # collectives that lost a gradient
     crossed: list[str] = field(default_factory=list)  # functions that exchange values in a forward
 
 

@@ -7,7 +7,7 @@ an element in the step. Nodes are found before the backward pass, and gradients 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -99,7 +99,7 @@ def _terms(root: Any, number: int) -> list[tuple[Any, bool]]:
 
 
 def _is_linear(node: Any, inputs: int) -> bool:
-    """Return whether the result of a node of scalars is linear in its inputs."""
+    """Return whether the result of a node is linear in its inputs."""
     name = node.name()
     if name.startswith(("MulBackward", "DivBackward")):
         return inputs == 1
@@ -138,6 +138,26 @@ def loses_gradient(loss: Tensor, gathered: list[Tensor], ranks: int) -> bool:
                     size, total = saved.numel(), float(saved.detach().double().sum())
                     if any(size == n and math.isclose(total, s, rel_tol=1e-6) for n, s in sums):
                         return True
+    return False
+
+
+def is_not_linear_in(loss: Tensor, nodes: Collection[Any]) -> bool:
+    """Return whether a loss depends on one of these nodes, and is not linear in it.
+
+    A rank's gradient of a loss that is linear in a sum over ranks is that of its own part.
+    """
+    seen = {(loss.grad_fn, True)}
+    rest = list(seen)
+    while rest and len(seen) < _MOST_NODES:
+        node, linear = rest.pop()
+        if not linear and node in nodes:
+            return True
+        inputs = [each for each, _ in node.next_functions if each is not None]
+        linear = linear and _is_linear(node, len(inputs))
+        for each in inputs:
+            if (each, linear) not in seen:
+                seen.add((each, linear))
+                rest.append((each, linear))
     return False
 
 

@@ -43,7 +43,7 @@ from paceline.measure.records.own_steps import (
     Sketch,
 )
 from paceline.plan.trials.trial import Observation
-from paceline.train.rank.script.loss_terms import LossTerms, loses_gradient
+from paceline.train.rank.script.loss_terms import LossTerms, is_not_linear_in, loses_gradient
 from paceline.train.rank.script.modules import CalledModules
 from paceline.train.rank.script.own_gradients import OwnGradients, place_of, sketch, take
 from paceline.train.rank.script.own_states import States, local, name_of
@@ -55,7 +55,7 @@ _KEPT_PASSES = 64
 # Modules of torch's hooks for DDP that change gradients, and hooks in them that do not.
 _LOSSY = ("powerSGD", "quantization", "default_hooks", "post_localSGD")
 _EXACT = {"allreduce_hook"}
-_EXCHANGES = ("all_reduce", "all_to_all", "all_to_all_single", "reduce_scatter_tensor")
+_EXCHANGES = ("all_to_all", "all_to_all_single", "reduce_scatter_tensor")
 _SYNC_BATCH_NORM = "torch.nn.modules._functions"  # normalises as one process would
 
 
@@ -82,6 +82,7 @@ class OwnStepsRecorder:
         self._terms: list[LossTerm] = []
         self._clipped: dict[int, Sketch] = {}  # before that, by id of the parameter
         self._gathered: list[Tensor] = []
+        self._summed: set[Any] = set()  # nodes of autograd of tensors that were summed over ranks
         self._lost: list[str] = []
         self._crossed: set[str] = set()
         self._scale = 1.0
@@ -111,6 +112,7 @@ class OwnStepsRecorder:
             (torch.amp.GradScaler, "step", self._scaled_step),
             (dist, "all_gather", self._gather),
             (dist, "all_gather_into_tensor", self._gather),
+            (dist, "all_reduce", self._sum),
             *((dist, name, self._exchange) for name in _EXCHANGES),
             (DistributedDataParallel, "register_comm_hook", self._hook),
             (DistributedDataParallel, "join", self._join),
@@ -193,6 +195,16 @@ class OwnStepsRecorder:
             self._crossed.add(crossing)
         return function(*arguments, **named)
 
+    def _sum(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Note a tensor with a gradient that a forward pass sums in place, over all ranks."""
+        tensor = arguments[0] if arguments else named.get("tensor")
+        is_forward = torch.is_grad_enabled() and not self._passing and _caller() != "torch"
+        if is_forward and isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+            group = named.get("group", arguments[2] if len(arguments) > 2 else None)
+            if dist.get_world_size(group) == self._ranks:
+                self._summed.add(tensor.grad_fn)
+        return self._exchange(function, *arguments, **named)
+
     def _gather(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         function = partial(self._exchange, function)
         result = function(*arguments, **named)
@@ -228,7 +240,9 @@ class OwnStepsRecorder:
             kept = [each for each in self._gathered if each.untyped_storage().size()]
             if kept and loses_gradient(loss, kept, self._ranks):
                 self._lost.append("all_gather")
-        self._gathered = []
+            if self._summed and is_not_linear_in(loss, self._summed):
+                self._lost.append("all_reduce")
+        self._gathered, self._summed = [], set()
         self._passes.append(BackwardPass(number=number, site=_site(), loss=value))
         del self._passes[:-_KEPT_PASSES], self._rows[: -4 * _KEPT_PASSES]
 
