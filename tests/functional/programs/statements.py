@@ -14,7 +14,7 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-has_own_rows = way in ("own-rows", "sum-of-rows", "correlation")
+has_own_rows = way in ("own-rows", "sum-of-rows", "pairs", "correlation")
 if has_own_rows:
     torch.manual_seed(1 + rank)
 for step in range(6):
@@ -23,7 +23,9 @@ for step in range(6):
     outputs = model(inputs)
     errors = (outputs - inputs[:, :1]).square()
     loss = errors.sum() if way == "sum-of-rows" else errors.mean()
-    if way == "correlation":
+    if way == "pairs":
+        loss = nn.functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
+    elif way == "correlation":
         correlation = outputs.T @ outputs / len(outputs) / ranks
         dist.all_reduce(correlation)
         loss = (correlation - 1).square().sum()

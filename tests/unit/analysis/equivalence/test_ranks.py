@@ -300,6 +300,12 @@ def test_a_gradient_that_all_reduce_loses_is_a_suspicion_where_ranks_have_rows_o
     assert not of_both(gathered=["all_reduce"], rows=[]).is_suspicious
 
 
+def test_a_loss_that_multiplies_rows_is_no_mean_over_them():
+    found = of_both(mixes_rows=True)
+    assert (found.statement, found.is_suspicious) == (Statement.MEAN, False)
+    assert "multiplies rows with each other" in first(found)
+
+
 def test_a_parameter_that_only_one_process_steps_is_a_fault():
     steps = [replace(a_step(r, mean), used=a_step(r, mean).used[:1]) for r in range(RANKS)]
     alone = LayoutFinding(passed=None, reason="no rank has head.weight", tensor="head.weight")

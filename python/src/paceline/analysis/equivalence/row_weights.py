@@ -39,6 +39,9 @@ class _RowWeights:
 
     def findings(self) -> Iterator[RankFinding]:
         yield from self._gathered()
+        if all(each.mixes_rows for each in self._steps):
+            reason = "the loss multiplies rows with each other, so it is no mean over rows"
+            yield self._finding(Level.WEAKER, "mixed-rows", reason)
         terms = [each.terms for each in self._steps]
         kinds = [[each.kind for each in those] for those in terms]
         if not all(terms):

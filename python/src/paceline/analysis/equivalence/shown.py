@@ -40,6 +40,7 @@ ACCEPTABLE = {
     "loss-term": (Level.WEAKER, "unknown-term"),
     "nonlinear-loss": (Level.WEAKER, "not-linear"),
     "changed-rows": (Level.WEAKER, "changed-rows"),
+    "mixed-rows": (Level.WEAKER, "mixed-rows"),
     "rows-of-all": (Level.WEAKER, "gathered"),
     "passes": (Level.WEAKER, "passes"),
     "module": (Level.WEAKER, _OTHER_MODULE),

@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 
 _MEAN, _SUM = 1, 2  # torch's numbers of reductions
+_OF_MATRICES = ("MmBackward", "AddmmBackward", "BmmBackward", "LinearBackward")
+_OF_DATA = ("ConvolutionBackward", "CheckpointFunctionBackward")
 
 
 def hooks_of(tensor: Tensor) -> Sequence[Any]:
@@ -18,10 +20,27 @@ def hooks_of(tensor: Tensor) -> Sequence[Any]:
 
 def is_scalar(node: Any, place: int) -> bool:
     """Return whether a result of a node's forward function has no dimension."""
+    return shape(node, place) == ()
+
+
+def shape(node: Any, place: int) -> tuple[int, ...] | None:
+    """Return the shape of a result of a node's forward function; None if it is not known."""
     try:
-        return len(node._input_metadata[place].shape) == 0
+        return tuple(map(int, node._input_metadata[place].shape))
     except (AttributeError, IndexError, RuntimeError):  # a function of the script
-        return False
+        return None
+
+
+def is_of_data(node: Any) -> bool:
+    """Return whether a node computes with rows of data that need no gradient.
+
+    Products of weights do not, and neither do embeddings of positions, which have no rows.
+    """
+    if node.name().startswith(_OF_MATRICES):
+        return any(each is None for each, _ in node.next_functions)
+    if node.name().startswith("EmbeddingBackward"):
+        return len(shape(node, 0) or ()) > 2
+    return bool(node.name().startswith(_OF_DATA))
 
 
 def reduction(node: Any) -> tuple[float, bool | None]:

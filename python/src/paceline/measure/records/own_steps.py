@@ -149,6 +149,7 @@ class OwnStep:
     scale: float = 1.0  # of the loss, by a gradient scaler
     gathered: list[str] = field(default_factory=list)  # collectives that lost a gradient
     crossed: list[str] = field(default_factory=list)  # functions that exchange values in a forward
+    mixes_rows: bool = False  # the loss has a product of rows of this rank with each other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

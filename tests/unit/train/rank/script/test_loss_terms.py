@@ -1,15 +1,56 @@
-"""What autograd's graph of a loss shows."""
+"""What autograd's graph of a loss shows: rows that it combines, and sums over ranks."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-from paceline.train.rank.script.loss_terms import is_not_linear_in
+from paceline.train.rank.script.loss_terms import is_not_linear_in, products
+
+ROWS, RANKS = 6, 2
+ROW = torch.arange(ROWS)
+
+
+def mixes(loss):
+    return any(each.mixes(ROWS, RANKS) for each in products(loss, 0))
+
+
+def contrastive(first, second):
+    pairs = functional.normalize(first) @ functional.normalize(second).T
+    return functional.cross_entropy(pairs / 0.1, ROW)
+
+
+LOSSES = {
+    "contrastive": contrastive,
+    "einsum": lambda a, b: functional.cross_entropy(torch.einsum("nc,mc->nm", a, b), ROW),
+    "both views": lambda a, b: contrastive(a, torch.cat([a, b])),
+    "cross-correlation": lambda a, b: (a.T @ b / ROWS).square().sum(),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_multiplies_rows_mixes_them(name):
+    encoder = nn.Sequential(nn.Conv1d(3, 4, 2), nn.Flatten(), nn.Linear(16, 7))
+    views = torch.randn(2, ROWS, 3, 5)
+    assert mixes(LOSSES[name](*map(encoder, views)))
+
+
+def test_models_that_compute_each_row_by_itself_mix_none():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    low = nn.Parameter(torch.randn(8, ROWS)), nn.Parameter(torch.randn(ROWS, ROWS))
+    positions = nn.Embedding(ROWS, 8)(ROW)
+    hidden = layer(nn.Embedding(9, 8)(torch.arange(ROWS * 5).reshape(ROWS, 5) % 9))
+    weights = low[0] @ low[1]  # a product of parameters
+    for output in (hidden.mean(1) @ weights, hidden.mean(1) @ positions.T):
+        assert not mixes(functional.cross_entropy(output, ROW))
+    tokens = torch.bmm(hidden, hidden.transpose(1, 2))
+    assert not mixes(tokens.square().mean())
 
 
 def test_a_square_of_a_sum_is_not_linear_in_it_and_a_mean_is():
-    part = nn.Linear(3, 4)(torch.randn(6, 3)).mean(0)
+    part = nn.Linear(3, 4)(torch.randn(ROWS, 3)).mean(0)
     assert is_not_linear_in(part.square().sum(), {part.grad_fn})
     assert not is_not_linear_in(part.sum() / 2 + 1, {part.grad_fn})
     assert not is_not_linear_in(nn.Linear(3, 1)(torch.ones(3)).sum().exp(), {part.grad_fn})

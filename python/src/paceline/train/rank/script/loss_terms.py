@@ -7,20 +7,23 @@ an element in the step. Nodes are found before the backward pass, and gradients 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.base.torch_internals.autograd import is_scalar, operands, reduction
+from paceline.base.torch_internals.autograd import is_of_data, is_scalar, operands, reduction, shape
 from paceline.measure.records.own_steps import LossTerm
 
 _MOST_NODES = 20_000
 _MOST_TERMS = 256
 # A stack of so many losses is followed to each of them; longer ones have one for each sample.
 _FEW = 8
+_PRODUCTS = ("MmBackward", "BmmBackward")
 _SINK = "_DDPSink"  # lets each output of a model through, to the input of the same number
 _LINEAR = (
     *("Add", "Sub", "Rsub", "Neg", "Mean", "Sum", "Stack", "Cat", "Select", "Unbind", "View"),
@@ -139,6 +142,60 @@ def loses_gradient(loss: Tensor, gathered: list[Tensor], ranks: int) -> bool:
                     if any(size == n and math.isclose(total, s, rel_tol=1e-6) for n, s in sums):
                         return True
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of two matrices, n × k by k × m, that both depend on rows of the model's input."""
+
+    number: int  # of the backward pass
+    n: int
+    k: int
+    m: int
+
+    def mixes(self, rows: int, ranks: int) -> bool:
+        """Return whether it combines rows: each with each other one, or by a sum over them.
+
+        rows: of a call of the model on one of the ranks. There may be two results for each, and
+        those of all ranks.
+        """
+        if rows < 2:
+            return False
+        each = [rows * times for times in range(1, 2 * ranks + 1)]
+        return (self.n in each and self.m in each) or self.k in (rows, rows * ranks)
+
+
+def products(loss: Tensor, number: int) -> list[Product]:
+    """Return the products in a loss of two matrices that both depend on data.
+
+    Those of attention are batches of products, one for each row, and are left out.
+    """
+    nodes = list(_nodes(loss.grad_fn))
+    of_data = _of_data(nodes)
+    found = []
+    for node in nodes:
+        inputs = node.next_functions
+        if not node.name().startswith(_PRODUCTS) or any(each not in of_data for each, _ in inputs):
+            continue
+        first, second = (shape(*each) for each in inputs)
+        if first and second and set(first[:-2] + second[:-2]) <= {1}:
+            found.append(Product(number, n=first[-2], k=first[-1], m=second[-1]))
+    return found
+
+
+def _of_data(nodes: Collection[Any]) -> set[Any]:
+    """Return those of all nodes of a graph that depend on data."""
+    users = defaultdict(list)
+    for node in nodes:
+        for each, _ in node.next_functions:
+            users[each].append(node)
+    rest = [node for node in nodes if is_of_data(node)]
+    found = set(rest)
+    while rest:
+        new = [each for each in users[rest.pop()] if each not in found]
+        found.update(new)
+        rest += new
+    return found
 
 
 def is_not_linear_in(loss: Tensor, nodes: Collection[Any]) -> bool:

@@ -43,7 +43,13 @@ from paceline.measure.records.own_steps import (
     Sketch,
 )
 from paceline.plan.trials.trial import Observation
-from paceline.train.rank.script.loss_terms import LossTerms, is_not_linear_in, loses_gradient
+from paceline.train.rank.script.loss_terms import (
+    LossTerms,
+    Product,
+    is_not_linear_in,
+    loses_gradient,
+    products,
+)
 from paceline.train.rank.script.modules import CalledModules
 from paceline.train.rank.script.own_gradients import OwnGradients, place_of, sketch, take
 from paceline.train.rank.script.own_states import States, local, name_of
@@ -85,6 +91,7 @@ class OwnStepsRecorder:
         self._summed: set[Any] = set()  # nodes of autograd of tensors that were summed over ranks
         self._lost: list[str] = []
         self._crossed: set[str] = set()
+        self._products: list[Product] = []
         self._scale = 1.0
         self._step: OwnStep | None = None
         self._is_over = False  # the steps of which everything is recorded
@@ -237,6 +244,7 @@ class OwnStepsRecorder:
         if loss is not None and loss.grad_fn is not None and loss.numel() == 1:
             value = float(loss.detach())
             self._noted_terms.follow(loss, number)
+            self._products += products(loss, number)
             kept = [each for each in self._gathered if each.untyped_storage().size()]
             if kept and loses_gradient(loss, kept, self._ranks):
                 self._lost.append("all_gather")
@@ -320,6 +328,13 @@ class OwnStepsRecorder:
         step.buffers = self._states.take_buffers()
         step.gathered, self._lost = self._lost, []
         step.crossed, self._crossed = sorted(self._crossed), set()
+        step.mixes_rows = any(
+            product.mixes(len(each.checksums), self._ranks)
+            for product in self._products
+            for each in step.rows
+            if each.number == product.number
+        )
+        self._products = [each for each in self._products if each.number not in numbers]
         if any(place_of(p) is None for p in _parameters([optimizer])):
             self._note_layout(DIVIDED)
         self._found.mixing = sorted({*self._found.mixing, *self._states.mixing()})
