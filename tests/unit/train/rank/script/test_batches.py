@@ -235,7 +235,9 @@ def test_the_samples_of_a_batch_of_graphs_are_graphs_and_not_their_nodes():
     nodes, numbers = torch.tensor([[1], [2], [1], [1], [2]]), torch.tensor([0, 0, 1, 2, 2])
     edges = torch.tensor([[0, 1, 3], [1, 0, 4]])
     assert rows_of((nodes, edges, numbers)) == 3
-    first, second, third = checksums((nodes, edges, numbers)) or ()
+    found = checksums((nodes, edges, numbers))
+    assert found is not None
+    first, second, third = found
     assert first == third != second
     assert checksums((nodes, edges)) == []  # nodes that several graphs may have
     tokens, mask = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.ones(2, 3, dtype=torch.int64)

@@ -146,7 +146,7 @@ def loses_gradient(loss: Tensor, gathered: list[Tensor], ranks: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of two matrices, n × k by k × m, that both depend on rows of the model's input."""
+    """A product of two matrices, n by k and k by m, that both depend on rows of the model's input."""
 
     number: int  # of the backward pass
     n: int
@@ -203,7 +203,7 @@ def is_not_linear_in(loss: Tensor, nodes: Collection[Any]) -> bool:
 
     A rank's gradient of a loss that is linear in a sum over ranks is that of its own part.
     """
-    seen = {(loss.grad_fn, True)}
+    seen: set[tuple[Any, bool]] = {(loss.grad_fn, True)} if loss.grad_fn is not None else set()
     rest = list(seen)
     while rest and len(seen) < _MOST_NODES:
         node, linear = rest.pop()
