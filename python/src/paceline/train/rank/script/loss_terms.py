@@ -146,7 +146,7 @@ def loses_gradient(loss: Tensor, gathered: list[Tensor], ranks: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of two matrices, n by k and k by m, that both depend on rows of the model's input."""
+    """A product of matrices, n by k and k by m, that both depend on rows of the model's input."""
 
     number: int  # of the backward pass
     n: int
