@@ -117,7 +117,7 @@ def test_rates_of_links_are_left_out_where_no_lab_sets_them(
 ) -> None:
     monkeypatch.delenv(NAME_VARIABLE, raising=False)
     reasons = planned("local-global", 2).left_out
-    assert len(reasons) == 5
+    assert len(reasons) == 3
     assert all("between hosts of a lab only (`paceline lab run SPEC`)" in each for each in reasons)
     monkeypatch.setenv(NAME_VARIABLE, "lab")
     plan = planned("local-global", 2)
