@@ -1,10 +1,13 @@
 """Write the help of all commands into docs/reference/cli.md, between two lines.
 
-.venv/bin/python python/tools/cli_page.py
+.venv/bin/python python/tools/cli_page.py [--check]
+
+With --check it writes nothing, and fails if the page is old.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,4 +45,8 @@ def _helps(group: click.Group, context: click.Context) -> Iterator[tuple[str, st
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_help(PAGE.read_text("utf-8")), "utf-8")
+    OLD = PAGE.read_text("utf-8")
+    if sys.argv[1:] != ["--check"]:
+        PAGE.write_text(with_help(OLD), "utf-8")
+    elif with_help(OLD) != OLD:
+        sys.exit(f"{PAGE.name} is old: run python/tools/cli_page.py")
