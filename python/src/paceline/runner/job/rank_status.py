@@ -20,9 +20,14 @@ from typing import Literal
 from paceline.base.errors import ExitCode, PacelineError, RankFailed, TimedOut
 from paceline.base.host.messages import say, show_warning
 from paceline.collectives.host import Process
-from paceline.measure.records.documents import exit_code_of, failure_of, read_statuses
+from paceline.measure.records.documents import (
+    exit_code_of,
+    failure_of,
+    read_reported,
+    read_statuses,
+)
 from paceline.measure.records.files import write_json
-from paceline.measure.records.layout import RankFiles
+from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.rows import TERMINATED, Failure, RankStatus
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.runner.job import failure_words
@@ -275,6 +280,15 @@ def written_cause(statuses: Sequence[RankStatus]) -> FirstFailure | None:
         return None
     first = min(causes, key=_written)
     return FirstFailure(rank=first.rank, status=first)
+
+
+def recorded_end(files: TrialFiles, statuses: Sequence[RankStatus]) -> RankEnd | None:
+    """Return the end of a trial whose cause a rank wrote, or the job side reported; else None."""
+    written = written_cause(statuses)
+    if written is not None:
+        return written.end(NO_REASON)
+    reported = read_reported(files)
+    return None if reported is None else RankEnd(rank=reported.rank, error=reported)
 
 
 def _written(status: RankStatus) -> tuple[float, int]:

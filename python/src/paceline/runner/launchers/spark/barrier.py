@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from paceline.base.errors import PacelineError, TimedOut
 from paceline.base.host.processes import parent_of
 from paceline.collectives.host import host_name
-from paceline.measure.records.documents import read_reported, read_statuses
+from paceline.measure.records.documents import read_statuses
 from paceline.measure.records.files import jsonable
 from paceline.measure.records.rows import Failure
 from paceline.plan.trials.trial import RankContext, StoreAddress, Trial
@@ -34,7 +34,7 @@ from paceline.runner.job.job import (
     listen_on,
 )
 from paceline.runner.job.rank import import_train, run_rank
-from paceline.runner.job.rank_status import FirstFailure, RankEnd, first_failure, written_cause
+from paceline.runner.job.rank_status import FirstFailure, RankEnd, first_failure, recorded_end
 from paceline.runner.job.run_directory import ONLY_GLOO, in_folder, new_folder, report_own
 from paceline.runner.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.runner.launchers.spark.launcher import LOST_TASK
@@ -202,12 +202,9 @@ def failed_stage(
     explain_loss: returns why an executor was lost. It gets Spark's reason, if that is known.
     """
     statuses = read_statuses(job.files)
-    written = written_cause(statuses)
-    if written is not None:
-        return written.end(failure_words.NO_REASON)
-    reported = read_reported(job.files)
-    if reported is not None:
-        return RankEnd(rank=reported.rank, error=reported)
+    recorded = recorded_end(job.files, statuses)
+    if recorded is not None:
+        return recorded
     lost = LOST_TASK.search(message)
     named = None if lost is None else int(lost.group(1))
     failure = first_failure(statuses, named=named)

@@ -28,13 +28,13 @@ from typing import IO
 from paceline.base.errors import EnvironmentLacks, RankFailed, TimedOut
 from paceline.base.host.processes import end_processes, guarded, shell_status
 from paceline.base.host.programs import PACKAGE
-from paceline.measure.records.documents import read_reported, read_statuses
+from paceline.measure.records.documents import read_statuses
 from paceline.measure.records.rows import RankStatus
 from paceline.plan.trials.trial import StoreAddress, Trial
 from paceline.runner.job import failure_words
 from paceline.runner.job.context import rank_environment
 from paceline.runner.job.job import Job
-from paceline.runner.job.rank_status import RankEnd, first_failure, trial_timed_out, written_cause
+from paceline.runner.job.rank_status import RankEnd, first_failure, recorded_end, trial_timed_out
 from paceline.runner.launchers.base import failed_rank, lost_host, ranks_without_peer, signal_of
 from paceline.runner.launchers.descriptors import SparkOptions
 from paceline.runner.launchers.diagnosis import SPECIFIC_ERRORS
@@ -237,12 +237,9 @@ def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Wa
         return RankEnd.of(TimedOut(late), watched.missing_ranks[0])
     if exit_status == 0 and not open_ranks:
         return RankEnd(rank=0)
-    written = written_cause(statuses)
-    if written is not None:
-        return written.end(failure_words.NO_REASON)
-    reported = read_reported(job.files)
-    if reported is not None:
-        return RankEnd(rank=reported.rank, error=reported)
+    recorded = recorded_end(job.files, statuses)
+    if recorded is not None:
+        return recorded
     return _end_in_output(exit_status, output, watched, statuses)
 
 
