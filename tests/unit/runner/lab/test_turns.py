@@ -111,7 +111,8 @@ def test_scheduler_reports_while_a_process_waits_for_a_disk(tmp_path):
         if len(waited) == 3:
             events.write_text("frozen 1\n")
 
-    group.freeze(waiting)
+    with closing(turns.Switch(group)) as switch:
+        switch.freeze(waiting)
     assert len(waited) == 3
 
 

@@ -201,8 +201,10 @@ _NOT_MEASURED = ("voluntary_context_switches", "involuntary_context_switches")
 _Row = dict[str, Any]
 
 
-def keep_slices(source: Path, files: TrialFiles, from_unix_s: float, until_unix_s: float) -> None:
-    """Copy the slices of a trial into its folder, when all until its end are recorded.
+def keep_slices(
+    source: Path, files: TrialFiles, from_unix_s: float, until_unix_s: float
+) -> RecordedSlices:
+    """Copy the slices of a trial into its folder, when all until its end are recorded; return them.
 
     source: slices of the lab. Raises EnvironmentLacks if the turns have ended.
     """
@@ -219,7 +221,9 @@ def keep_slices(source: Path, files: TrialFiles, from_unix_s: float, until_unix_
             f"{source}: expected slices until the end of the trial; the scheduler of the lab has "
             "ended, and its hosts run all at once: make the lab again"
         )
-    write_text(files.slices, recorded.since(from_unix_s - _BEFORE_S).text)
+    kept = recorded.since(from_unix_s - _BEFORE_S)
+    write_text(files.slices, kept.text)
+    return kept
 
 
 def convert_trial(files: TrialFiles, clocks: dict[str, VirtualClock], launcher: str) -> None:

@@ -82,10 +82,10 @@ class FreezerGroup:
                 f"{self.folder}: no control group can be made: {error}"
             ) from error
 
-    def freeze(self, waiting: Callable[[], object] = lambda: None) -> None:
+    def freeze(self) -> None:
         """Freeze all processes and return when they stand still. Raises TimedOut."""
         with closing(Switch(self)) as switch:
-            switch.freeze(waiting)
+            switch.freeze()
 
     def thaw(self) -> None:
         with closing(Switch(self)) as switch:
@@ -126,21 +126,20 @@ class Switch:
         that waits for a disk is frozen when it has what it waits for. waiting: called while some
         process is not frozen.
         """
-        began_s = asked_s = time.monotonic()
-        ended_ns = self._ask()
+        began_ns = ended_ns = self._ask()
         while not self.is_frozen():
-            now_s = time.monotonic()
-            if now_s - began_s > _FREEZE_S:
+            now_ns = time.monotonic_ns()
+            waited_s = (now_ns - began_ns) / 1e9
+            if waited_s > _FREEZE_S:
                 raise TimedOut(
                     f"{self._group.folder}: not frozen after {_FREEZE_S:g} s: "
                     f"{', '.join(self._running())}"
                 )
-            if now_s - asked_s > _AGAIN_S:
-                asked_s = now_s
+            if (now_ns - ended_ns) / 1e9 > _AGAIN_S:
                 self.thaw()
                 time.sleep(_POLL_S)
                 ended_ns = self._ask()
-            time.sleep(_POLL_S if now_s - began_s < _SOON_S else _SOON_S)
+            time.sleep(_POLL_S if waited_s < _SOON_S else _SOON_S)
             waiting()
         return ended_ns
 

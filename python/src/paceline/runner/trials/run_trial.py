@@ -27,7 +27,6 @@ from paceline.measure.records.rows import FailureRow, Outcome
 from paceline.measure.records.tables import compact_trial
 from paceline.measure.records.virtual_clock import (
     SLICES_VARIABLE,
-    RecordedSlices,
     convert_trial,
     keep_slices,
     own_dilation,
@@ -122,8 +121,7 @@ def _in_own_time(outcome: Outcome, files: TrialFiles, slices: Path) -> Outcome:
         if outcome.status != "ok":
             check_turns()
             return outcome
-        keep_slices(slices, files, outcome.launched_unix_s, time.time())
-        clocks = RecordedSlices.read(files.slices).clocks()
+        clocks = keep_slices(slices, files, outcome.launched_unix_s, time.time()).clocks()
         convert_trial(files, clocks, host)
         return dataclasses.replace(
             outcome,
