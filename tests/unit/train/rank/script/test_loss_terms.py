@@ -1,4 +1,4 @@
-"""What autograd's graph of a loss shows: rows that it combines, and sums over ranks."""
+"""Products of rows with each other, and sums over ranks, are found in the graph of a loss."""
 
 from __future__ import annotations
 
