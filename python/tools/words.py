@@ -17,8 +17,10 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = ("*.md", "docs/**/*.md", "examples/**/*.md", "docker/**/*.md", "monitoring/**/*.md",
-          "python/*.md", "python/collectives/*.md", "python/src/**/*.md", "python/tools/**/*.md")  # fmt: skip
+PLACES = (
+    *("*.md", "docs/**/*.md", "examples/**/*.md", "docker/**/*.md", "monitoring/**/*.md"),
+    *("python/*.md", "python/collectives/*.md", "python/src/**/*.md", "python/tools/**/*.md"),
+)
 LEFT_OUT = {ROOT / "CHANGELOG.md", ROOT / "docs/results/decision-guide.md"}
 # Written by python/benchmarks/result_tables.py, records/metrics/docs_page.py, tools/cli_page.py and
 # tests/contract/test_features.py.
