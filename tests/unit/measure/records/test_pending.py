@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.measure.records.pending import LastOperation, OperationNotes, last_operations
+from paceline.measure.records.communication import LastOperation, OperationNotes, last_operations
 
 
 def test_last_operation_of_each_group_with_the_number_of_pending_ones(tmp_path):
