@@ -46,8 +46,11 @@ class Operation:
             raise RuntimeError(f"{name} gave a wrong result")
 
 
-def all_reduce(group: dist.ProcessGroup, size_bytes: int) -> Operation:
+def all_reduce(group: dist.ProcessGroup, size_bytes: int, *, in_place: bool = False) -> Operation:
+    """in_place: the ranks of a host share the tensor; collective."""
     tensor, ranks = torch.empty(size_bytes // 4), dist.get_world_size(group)
+    if in_place:
+        group.share_tensor(tensor)
     return Operation(partial(dist.all_reduce, tensor, group=group), tensor, tensor, ranks)
 
 

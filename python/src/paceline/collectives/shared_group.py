@@ -70,6 +70,7 @@ from paceline.collectives.gloo_group import (
     register_gloo,
     release_gloo,
 )
+from paceline.collectives.in_place import SharedTensors
 from paceline.collectives.recorder import (
     GroupDescription,
     begin_operation,
@@ -101,6 +102,9 @@ class SharedMemoryGroup(RecordedProcessGroup):
         self._ranks: int = inner.size()
         self._own_rank: int = inner.rank()
         self._levels = levels
+        self._shared = None  # tensors that are reduced in place
+        if levels.hosts == 1:
+            self._shared = SharedTensors(levels.host.segments, self._own_rank, self._ranks)
         self._progress = ProgressThread(LIBRARY, world_rank, limit_s, name)
         self._limit_s = limit_s
         self.gloo_options: Any = None  # of the group of Gloo: torch sets a new limit there
@@ -129,12 +133,35 @@ class SharedMemoryGroup(RecordedProcessGroup):
         reductions = self._reductions_of(tensors, opts)
         if reductions is None:
             return self._by_gloo("allreduce", opts, tensors)
-        reduce = self._levels.allreduce
-        call = partial(reduce_tensors, tensors, reductions, reduce, self._ranks)
-        said = described("allreduce", tensors, name_of(reductions))
+        if self._shared is not None and self._shared.has(tensors, reductions):
+            synchronise = self._levels.host.synchronise
+            call = partial(self._shared.reduce, tensors[0], reductions[0], synchronise)
+            said = described("allreduce", tensors, name_of(reductions), "in place")
+        else:
+            reduce = self._levels.allreduce
+            call = partial(reduce_tensors, tensors, reductions, reduce, self._ranks)
+            said = described("allreduce", tensors, name_of(reductions))
         return self._submit("allreduce", said, call, tensors, tensors, opts)
 
     allreduce_coalesced = allreduce
+
+    def share_tensor(self, tensor: Tensor, instead_of: Tensor | None = None) -> None:
+        """Share a tensor of the same size on all ranks, to be reduced in place; collective.
+
+        instead_of: one that was shared before, and is no longer. Nothing changes where the ranks
+        cannot share it. Raises the errors of a collective.
+        """
+        shared = self._shared
+        if shared is None:
+            return
+
+        def call() -> None:
+            if instead_of is not None:
+                shared.forget(instead_of)
+            shared.share(tensor)
+
+        said = described("allreduce", [tensor], "share")
+        self._submit("allgather", said, call, [], [], None).wait()
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         """Reduce onto `opts.rootRank`; the tensors of the other ranks are unchanged."""

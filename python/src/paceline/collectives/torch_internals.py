@@ -132,6 +132,15 @@ def factor_of(reduce_op: Any) -> Any:
     return factor
 
 
+def shared_descriptor(tensor: torch.Tensor) -> int:
+    """Move the memory of a tensor, and so all of its views, into shared memory of the kernel.
+
+    Return its file descriptor, which the memory keeps open. Raises RuntimeError if that cannot be.
+    """
+    descriptor, _size = tensor.untyped_storage()._share_fd_cpu_()
+    return int(descriptor)
+
+
 def end_event_with(event: record_function, ended: torch.futures.Future[None]) -> None:
     """Let an event of the profiler last until the future is done, as torch's RPC does."""
     event._call_end_callbacks_on_future(ended)
