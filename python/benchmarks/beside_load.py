@@ -61,7 +61,9 @@ def measure(experiment: str, run_dir: Path, load: str, seed: int) -> None:
     started_s = time.monotonic()
     with burning(load, seed):
         done = subprocess.run(
-            [sys.executable, "-m", "paceline.cli", "run", experiment, "--out", str(run_dir)],
+            guarded(
+                [sys.executable, "-m", "paceline.cli", "run", experiment, "--out", str(run_dir)]
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
