@@ -39,7 +39,7 @@ def main() -> None:
     _, folder, backend = sys.argv[1:]
     dist.init_process_group(backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    parallel = DistributedDataParallel(made_model(), bucket_cap_mb=2, gradient_as_bucket_view=True)
+    parallel = DistributedDataParallel(made_model(), bucket_cap_mb=1, gradient_as_bucket_view=True)
     share_buckets(parallel)
     alone = made_model()
     largest = 0.0

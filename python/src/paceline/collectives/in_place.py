@@ -9,7 +9,7 @@ parts of the others from theirs. It writes into its own memory only, so a rank t
 is stopped in the middle, changes nothing that another one may already use for something else.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: DDP reads those of a hook.
 
 import mmap
 import os
@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.collectives.buffers import Reduction, array_of, byte_view, is_dense, is_on_host
 from paceline.collectives.message_schedules import share_bounds
 from paceline.collectives.shared_memory import SharedSegments
-from paceline.collectives.torch_internals import shared_descriptor
+from paceline.collectives.torch_internals import GradBucket, shared_descriptor
 
 # Smaller tensors gain nothing from being read in place.
 LEAST_BYTES = 2**19
@@ -164,10 +164,11 @@ def _described(tensor: Tensor) -> str:
 
 def _has_space(tensor: Tensor) -> bool:
     """Return whether shared memory has room: a page that does not fit would end the process."""
-    if tensor.is_shared():
+    storage: Any = tensor.untyped_storage()
+    if storage.is_shared():
         return True
     with suppress(OSError):
-        return shutil.disk_usage(_FOLDER).free > 4 * tensor.untyped_storage().nbytes()
+        return bool(shutil.disk_usage(_FOLDER).free > 4 * storage.nbytes())
     return False
 
 
@@ -231,7 +232,7 @@ class _Buckets:
         self._known[number] = buffer
 
 
-def average_bucket(state: _Buckets, bucket: dist.GradBucket) -> Future[Tensor]:
+def average_bucket(state: _Buckets, bucket: GradBucket) -> Future[Tensor]:
     """Average a bucket over the ranks."""
     buffer = bucket.buffer()
     state.share(bucket.index(), buffer)
@@ -241,8 +242,10 @@ def average_bucket(state: _Buckets, bucket: dist.GradBucket) -> Future[Tensor]:
     operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
     work = dist.all_reduce(buffer, operation, group=state.group, async_op=True)
     assert work is not None, "every rank of DDP belongs to its group"
-    return work.get_future().then(_first)
+    averaged: Future[Tensor] = work.get_future().then(_first)
+    return averaged
 
 
 def _first(done: Future[list[Tensor]]) -> Tensor:
-    return done.value()[0]
+    [averaged] = done.value()
+    return averaged

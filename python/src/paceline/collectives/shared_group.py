@@ -102,7 +102,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
         self._ranks: int = inner.size()
         self._own_rank: int = inner.rank()
         self._levels = levels
-        self._shared = None  # tensors that are reduced in place
+        self._shared: SharedTensors | None = None  # those that are reduced in place
         if levels.hosts == 1:
             self._shared = SharedTensors(levels.host.segments, self._own_rank, self._ranks)
         self._progress = ProgressThread(LIBRARY, world_rank, limit_s, name)
@@ -133,14 +133,17 @@ class SharedMemoryGroup(RecordedProcessGroup):
         reductions = self._reductions_of(tensors, opts)
         if reductions is None:
             return self._by_gloo("allreduce", opts, tensors)
-        if self._shared is not None and self._shared.has(tensors, reductions):
-            synchronise = self._levels.host.synchronise
-            call = partial(self._shared.reduce, tensors[0], reductions[0], synchronise)
-            said = described("allreduce", tensors, name_of(reductions), "in place")
-        else:
-            reduce = self._levels.allreduce
-            call = partial(reduce_tensors, tensors, reductions, reduce, self._ranks)
-            said = described("allreduce", tensors, name_of(reductions))
+        name = name_of(reductions)
+        shared = self._shared
+        if shared is not None and shared.has(tensors, reductions):
+            in_place = partial(
+                shared.reduce, tensors[0], reductions[0], self._levels.host.synchronise
+            )
+            said = described("allreduce", tensors, name, "in place")
+            return self._submit("allreduce", said, in_place, tensors, tensors, opts)
+        reduce = self._levels.allreduce
+        call = partial(reduce_tensors, tensors, reductions, reduce, self._ranks)
+        said = described("allreduce", tensors, name)
         return self._submit("allreduce", said, call, tensors, tensors, opts)
 
     allreduce_coalesced = allreduce
@@ -494,6 +497,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
             return False
         self._closed = "has been destroyed"
         self._progress.close(limit_s)
+        self._shared = None
         atexit.unregister(self.abort)
         self._levels.close(self._loss)
         return True

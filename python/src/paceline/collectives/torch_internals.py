@@ -14,11 +14,19 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._autograd import _profiler_enabled as profiler_enabled
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+from torch._C._distributed_c10d import (
+    GradBucket,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+    Work,
+)
 from torch._C._dynamo import eval_frame
 from torch.autograd.profiler import record_function
 
 __all__ = [
+    "GradBucket",
     "PrefixStore",
     "ProcessGroupGloo",
     "Store",
