@@ -222,12 +222,21 @@ def configuration(row: Row) -> str:
 
 
 def mark(row: Row) -> str:
-    """Return ✓ for an equivalent row, ✗ for one that is not, ~ for a lossy one."""
-    return {True: "✓", False: "✗", None: "~"}[row["equivalent"]]
+    """Return ✓ for an equivalent row, ✗ for one that is not, ~ for a lossy one.
+
+    ✓¹ says that only first steps were compared.
+    """
+    first_steps = "¹" if row.get("equivalence_grade") == "start" else ""
+    return {True: f"✓{first_steps}", False: "✗", None: "~"}[row["equivalent"]]
+
+
+def is_whole(row: Row) -> bool:
+    """Return whether a row is equivalent from the first to the last step."""
+    return mark(row) == "✓"
 
 
 COMPUTED: dict[str, Callable[[Any], Any]] = {
-    "(name)": configuration, "(mark)": mark,
+    "(name)": configuration, "(mark)": mark, "(whole)": is_whole,
     "(median)": statistics.median, "(least)": min, "(most)": max,
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import re
@@ -27,6 +28,7 @@ from paceline.plan.spec.values import CheckpointSettings, FailureSettings
 
 _FROM_INDEX = re.compile(r"pip install (?:-\S+ )*['\"]?paceline(?:\[|(?![-\w./]))")
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+MOST_WORDS = 30_000  # written by people; `python python/tools/words.py` has those of each page
 
 
 def _prose(page: Path) -> str:
@@ -83,6 +85,35 @@ def test_no_page_and_no_message_installs_paceline_from_an_index():
     }
     assert found == {}
     assert len(_FROM_INDEX.findall("pip install -q 'paceline[mpi]' and pip install paceline")) == 2
+
+
+def test_the_documentation_stays_short(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "python/tools")
+    counted = importlib.import_module("words").words_of_pages()
+    assert {"README.md", "docs/reference/spec.md", "docs/results/papers.md"} <= set(counted)
+    assert "CHANGELOG.md" not in counted
+    assert sum(counted.values()) <= MOST_WORDS
+
+
+def test_words_are_those_that_people_wrote(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "python/tools")
+    page = """# One title
+
+    Four [words with a link](docs/no.md), … and two<!-- not this --> more.
+
+    | a | `b` |
+    |---|---|
+    | ✓ | … |
+
+    ```
+    no words here
+    ```
+
+    <!-- table: speeds -->
+    | none | here |
+    <!-- end -->
+    """
+    assert importlib.import_module("words").words(page) == 2 + 8 + 2
 
 
 def _quickstart_words(row: dict[str, Any]) -> tuple[str, ...]:

@@ -126,6 +126,22 @@ def test_rows_are_selected_sorted_grouped_and_summarised(
 
 
 @pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"equivalent": True, "equivalence_grade": "whole"}, ("✓", True)),
+        ({"equivalent": True, "equivalence_grade": "start"}, ("✓¹", False)),
+        ({"equivalent": True}, ("✓", True)),  # of versions without grades
+        ({"equivalent": False, "equivalence_grade": None}, ("✗", False)),
+        ({"equivalent": None, "equivalence_grade": None}, ("~", False)),
+    ],
+)
+def test_a_mark_says_whether_only_first_steps_were_compared(
+    result_tables: ModuleType, row: dict[str, object], expected: tuple[str, bool]
+) -> None:
+    assert (result_tables.at(row, "(mark)"), result_tables.at(row, "(whole)")) == expected
+
+
+@pytest.mark.parametrize(
     ("host", "named"),
     [
         ({"cpu_model": "AMD EPYC", "cores": 2}, ""),

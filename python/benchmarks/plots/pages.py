@@ -123,7 +123,7 @@ def two_hosts(axes: Axes) -> None:
     links = {"full": "full speed", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
     ways = {
         "never": ("all gradients are sent (228 MB a step)", GREY),
-        "auto": ("factors of large layers (13 MB a step), the default", BLUE),
+        "auto": ("factors of linear layers, other gradients (13 MB), the default", BLUE),
     }
     for offset, (factors, (label, colour)) in zip((-0.2, 0.2), ways.items(), strict=True):
         for index, speed in enumerate(links):
@@ -151,7 +151,7 @@ def two_hosts(axes: Axes) -> None:
     axes.set_ylabel("speedup over one host")
     axes.set_ylim(0, 2.6)
     axes.legend(frameon=False, loc="upper right")
-    titled(axes, "AlexNet 224×224 on two hosts")
+    titled(axes, "AlexNet 224×224 on two hosts, slower of two processors")
 
 
 def within_a_node(panels: Any) -> None:
