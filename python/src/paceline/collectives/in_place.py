@@ -46,7 +46,7 @@ _RECORD = re.compile(r"(/proc/[0-9]+/fd/[0-9]+) ([0-9]+) ([0-9]+) ([0-9]+) ([0-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shared:
-    """A tensor of this rank, and its counterparts, by rank. All are flat arrays of bytes."""
+    """A tensor of this rank, and the bytes of all ranks' tensors, by rank; each array is flat."""
 
     tensor: Tensor
     parts: dict[int, NDArray[np.uint8]]
