@@ -150,7 +150,7 @@ def test_several_global_batches_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(search, "available_bytes", lambda: 1000 * MIB)
     text = spec_text(tables="[training]; max_steps = 8; batch_per_replica = 8")
     spec = Spec(parse_spec(text, "mine.toml"), text)
-    with pytest.raises(UsageError, match=r"paceline tune batch: a search compares .*batch_per_replica = 8"):
+    with pytest.raises(UsageError, match=r"paceline tune batch: .* got batch_per_replica = 8"):
         search.tune_batch(spec, tmp_path / "out", memory_mib=None, progress=Watcher())
     for method, name in ((LOCAL_SEARCH, "local"), (COMM_SEARCH, "comm")):
         with pytest.raises(UsageError, match=f"paceline tune {name}: a search compares"):
