@@ -244,8 +244,8 @@ def test_weak_scaling_comes_first_and_fits_the_terminal(scaled: Comparison, widt
 def test_strategy_without_one_replica_says_what_to_add(scaled: Comparison) -> None:
     words = " ".join(comparison_text(scaled, 80).split())
     assert (
-        "processes 2\u00d72: no efficiency, because no equivalent configuration with one replica of "
-        "2 threads in fp32 has finished; add one to the [[trials]]"
+        "processes 2\u00d72: no efficiency, because no equivalent configuration with one replica "
+        "of 2 threads in fp32 has finished; add one to the [[trials]]"
     ) in words
 
 
