@@ -51,6 +51,11 @@ def test_each_global_batch_has_its_own_baseline_and_verdict(workers: Comparison)
     assert all(row.equivalence.equivalent for row in workers.rows)
 
 
+def test_global_batches_of_a_workload_are_in_order(tmp_path: Path) -> None:
+    run = fabricate.make_weak_scaling(tmp_path, scaled_way(), replicas=(4, 1, 2))
+    assert compare_run(run).workloads == ["tiny-batch8", "tiny-batch16", "tiny-batch32"]
+
+
 def test_hosts_and_workers_are_two_scalings(tmp_path: Path) -> None:
     two, four = scaled_way(), scaled_way(ranks=4)
     found = compared(tmp_path, two, four, scaled_way(nodes=2)).weak_scaling

@@ -261,19 +261,18 @@ class _ScaledWorkload:
         return same[:1]
 
     def _weak_scaling(self, rows: Sequence[Row]) -> WeakScaling:
-        last, one = rows[-1], self._one_replica(rows)
+        one = self._one_replica(rows)
+        last = max(rows, key=lambda row: (row.placement.nodes, row.placement.replicas))
         shown = rows if one is None or one in rows else [one, *rows]
         in_order = sorted(shown, key=lambda row: (row.placement.replicas, row.placement.nodes))
-        training = self._trial[last.configuration].training
+        training, nodes = self._trial[last.configuration].training, last.placement.nodes
         return WeakScaling(
             workload=training.entry_name,
             batch_per_replica=training.batch_per_replica or 0,
             launcher=last.setup.launcher,
             transport=last.setup.transport,
             local_strategy=last.setup.local_strategy,
-            replicas_per_node=last.placement.replicas_per_node
-            if last.placement.nodes > 1
-            else None,
+            replicas_per_node=None if nodes == 1 else last.placement.replicas_per_node,
             one_replica=None if one is None else one.configuration,
             points=tuple(self._point(row, one) for row in in_order),
         )
