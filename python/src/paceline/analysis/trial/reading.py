@@ -115,7 +115,7 @@ class TrialRecord:
 def by_workload(records: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
     """Return the trials of each workload, in their order.
 
-    The trainings of an entry of [[workloads]] with several global batches are in the order of these.
+    The trainings of one entry of [[workloads]] are in the order of their global batches.
     """
     found: dict[str, list[TrialRecord]] = defaultdict(list)
     entries: dict[str, int] = {}
