@@ -8,8 +8,8 @@ import pytest
 from tests.unit.analysis import fabricate
 from tests.unit.analysis.fabricate import PER_REPLICA, Way, scaled_way
 
-from paceline.analysis.compare.places import WeakScaling
 from paceline.analysis.compare.run import Comparison, compare_run
+from paceline.analysis.compare.weak_scaling import WeakScaling
 
 STEP_S = 0.635  # of one replica
 

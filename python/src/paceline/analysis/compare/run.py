@@ -24,7 +24,6 @@ from paceline.analysis.compare.compute_row import (
     repeats_itself,
 )
 from paceline.analysis.compare.local_global import LocalGlobal, relate
-from paceline.analysis.compare.places import WeakScaling, weak_scalings
 from paceline.analysis.compare.ranking import (
     Ranking,
     counts_samples,
@@ -34,6 +33,7 @@ from paceline.analysis.compare.ranking import (
 )
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.verdict import Verdict, make_verdict
+from paceline.analysis.compare.weak_scaling import WeakScaling, weak_scalings
 from paceline.analysis.equivalence.check import equivalence_baseline, plainness
 from paceline.analysis.explain.evidence import ExplainedTrials
 from paceline.analysis.explain.explanation import Explanation, explain

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.compare.compression import CompressionEffect
-from paceline.analysis.compare.places import ScalingPoint, WeakScaling
 from paceline.analysis.compare.row import Row, plain_name, short_name
 from paceline.analysis.compare.run import Comparison
+from paceline.analysis.compare.weak_scaling import ScalingPoint, WeakScaling
 from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.trial.reading import TIMES
 from paceline.analysis.trial.recovery import FailureCost, failure_costs

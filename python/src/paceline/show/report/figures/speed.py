@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from paceline.analysis.compare.local_global import LocalGlobal, OnNodes, StrategyLine
-from paceline.analysis.compare.places import ScalingPoint, WeakScaling
 from paceline.analysis.compare.row import (
     NO_TRANSPORT,
     Row,
@@ -21,6 +20,7 @@ from paceline.analysis.compare.row import (
     strategy_name,
 )
 from paceline.analysis.compare.run import Comparison
+from paceline.analysis.compare.weak_scaling import ScalingPoint, WeakScaling
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.analysis.trial.host_frames import read_series
 from paceline.show.report.figures.charts import (
