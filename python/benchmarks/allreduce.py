@@ -5,7 +5,8 @@
 Rounds of the C program and of Python's ranks alternate, in fresh processes each. Within Python's
 rounds, calls of the back ends alternate. Ratios are those of neighbouring rounds. The
 cores must be idle: MPI's own call spins and becomes ten times slower otherwise, so the ratio to it
-has no meaning. `copy`: all ranks copy the message in their own memory at the same time.
+has no meaning. `copy`: all ranks copy the message in their own memory at the same time. `in_place`:
+over `paceline`, with large tensors that the ranks share.
 """
 
 from __future__ import annotations
@@ -78,14 +79,18 @@ def concluded(size: int, rounds: list[dict[str, list[float]]]) -> dict[str, Any]
     medians = {name: [statistics.median(r[name]) for r in rounds] for name in rounds[0]}
     for name, values in medians.items():
         shown(f"{size / 1e6:g} MB {name}", median_interval([v * 1e3 for v in values]), "ms")
-    ratios = {
+    ratios: dict[str, dict[str, float] | None] = {
         "mpi_over_c": paired_ratio(medians["mpi"], medians["c"]),
         "gloo_over_mpi": paired_ratio(medians["gloo"], medians["mpi"]),
         "gloo_over_paceline": paired_ratio(medians["gloo"], medians["paceline"]),
         "paceline_over_copy": paired_ratio(medians["paceline"], medians["copy"]),
+        "gloo_over_in_place": None,
     }
+    if "in_place" in medians:
+        ratios["gloo_over_in_place"] = paired_ratio(medians["gloo"], medians["in_place"])
     for name, ratio in ratios.items():
-        shown(f"{size / 1e6:g} MB {name}", ratio, "x")
+        if ratio is not None:
+            shown(f"{size / 1e6:g} MB {name}", ratio, "x")
     return dict(ratios)
 
 
@@ -97,6 +102,7 @@ def run_rank(size: int, calls: int) -> None:
 
     import paceline.distributed  # noqa: PLC0415
     import paceline.mpi  # noqa: F401, PLC0415
+    from paceline.collectives.in_place import LEAST_BYTES  # noqa: PLC0415
     from timed_groups import all_reduce, measure  # noqa: PLC0415
 
     torch.set_num_threads(1)
@@ -107,7 +113,10 @@ def run_rank(size: int, calls: int) -> None:
         "paceline": dist.new_group(backend="paceline", timeout=limit),
         "gloo": dist.new_group(backend="gloo", timeout=limit),
     }
-    timed = measure({name: all_reduce(group, size) for name, group in groups.items()}, calls)
+    operations = {name: all_reduce(group, size) for name, group in groups.items()}
+    if size >= LEAST_BYTES:
+        operations["in_place"] = all_reduce(groups["paceline"], size, in_place=True)
+    timed = measure(operations, calls)
     seconds = {name: values.seconds for name, values in timed.items()}
     source, target = torch.ones(2, max(1, size // 4))
     seconds["copy"] = []

@@ -18,6 +18,7 @@ import numpy as np
 
 from paceline.base.host.machine import machine_facts, package_versions
 from paceline.base.host.processes import die_with_parent
+from paceline.base.host.programs import repository_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ def write_results(path: Path, name: str, results: Mapping[str, Any]) -> None:
         "date": time.strftime("%Y-%m-%d"),
         "host": {k: v for k, v in machine_facts().items() if k != "host"},
         "versions": package_versions(),
+        "git": repository_state(Path(__file__).parent),
         **results,
     }
     path.parent.mkdir(parents=True, exist_ok=True)

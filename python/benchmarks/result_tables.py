@@ -38,7 +38,15 @@ RESULTS = HERE.parents[1] / "docs/results"
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"([−\d.,]+)(<!-- (\w+)/([^>]+?)(?: \* ([\d.e+-]+))? -->)")
 WORD = re.compile(r"\([^)]*\)|[^/]+")  # of a path
-UNITS = {"": 1.0, "ms": 1e3, "MB": 1e-6, "GB": 1e-9, "MiB": 2.0**-20, "million": 1e-6}
+UNITS = {
+    "": 1.0,
+    "ms": 1e3,
+    "min": 1 / 60,
+    "MB": 1e-6,
+    "GB": 1e-9,
+    "MiB": 2.0**-20,
+    "million": 1e-6,
+}
 NONE = "–"
 MACHINE = "AMD EPYC, 2 cores"  # docs/results/README.md describes it for all tables
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

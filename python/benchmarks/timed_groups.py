@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -46,8 +47,11 @@ class Operation:
             raise RuntimeError(f"{name} gave a wrong result")
 
 
-def all_reduce(group: dist.ProcessGroup, size_bytes: int) -> Operation:
+def all_reduce(group: Any, size_bytes: int, *, in_place: bool = False) -> Operation:
+    """in_place: the ranks of a host share the tensor; collective."""
     tensor, ranks = torch.empty(size_bytes // 4), dist.get_world_size(group)
+    if in_place:
+        group.share_tensor(tensor)
     return Operation(partial(dist.all_reduce, tensor, group=group), tensor, tensor, ranks)
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from tests.functional.cli_runs import NO_SIDECAR, small, trial
 
 pytestmark = pytest.mark.functional
 
@@ -52,3 +53,22 @@ def test_plan_shows_the_trials_of_a_changed_spec(paceline):
     unmatched = paceline.main("plan", "quickstart", "--only", "mpi", "--repeats", "auto")
     assert unmatched.returncode == 2
     assert unmatched.stderr.count("\n  - tiny.") == 9
+
+
+def test_run_with_a_batch_for_each_replica_has_a_table_of_weak_scaling(paceline, tmp_path):
+    text = small(max_steps=4, warmup_steps=1, image_size=64).replace(*NO_SIDECAR)
+    text = text.replace("global_batch = 16", "batch_per_replica = 4")
+    spec, out = tmp_path / "weak.toml", tmp_path / "run"
+    spec.write_text(text + trial("local", "shared"))
+    ran = paceline.main("run", spec, "--out", out)
+    assert ran.returncode == 0, ran.stderr
+    assert "Weak scaling of tiny, 4 samples for each replica" in ran.stdout
+    document = json.loads(paceline.main("compare", out, "--json").stdout)
+    assert list(document["workloads"]) == ["tiny-batch4", "tiny-batch8"]
+    assert [row["equivalent"] for row in document["rows"]] == [True] * 3
+    (found,) = document["weak_scaling"]
+    assert [point["replicas"] for point in found["points"]] == [1, 2]
+    assert found["points"][1]["efficiency"]["estimate"] > 0
+    assert 'id="weak-scaling"' in (out / "report.html").read_text()
+    resumed = paceline.main("run", "--resume", out)
+    assert (resumed.returncode, "all trials are done" in resumed.stderr) == (0, True)

@@ -9,8 +9,8 @@ import pytest
 from tests.functional.cli_runs import cli_in, trial
 from tests.support.specs import spec_text
 
+from paceline.measure.records.communication import last_operations
 from paceline.measure.records.layout import TrialFiles
-from paceline.measure.records.pending import last_operations
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 

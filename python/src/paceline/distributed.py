@@ -10,7 +10,8 @@ is 0 or a source tree is used; then import this before.
 from __future__ import annotations
 
 from paceline.collectives import BACKEND, register
+from paceline.collectives.in_place import share_buckets
 
-__all__ = ["BACKEND"]
+__all__ = ["BACKEND", "share_buckets"]
 
 register()

@@ -80,6 +80,8 @@ class Case:
     target: Target | None = None
     vary_seed: bool = False
     parameters: int = 41
+    batch_per_replica: int | None = None
+    entry: str | None = None  # of [[workloads]], if it has several batches
 
     @property
     def evaluation(self) -> Evaluation | None:
@@ -111,23 +113,63 @@ def make_run(
     repeats: int = 1,
     jitter: float = 0.0,
     in_repeat: Callable[[Way, int], Way] = lambda way, _: way,
+    in_case: Callable[[Way, Case], Way | None] = lambda way, _: way,
 ) -> RunFiles:
     """Fabricate a run; trial `i` starts 1000 s after the one before it.
 
-    in_repeat: returns what a way takes in a repeat.
+    in_repeat: returns what a way takes in a repeat. in_case: returns what it takes in a case; None:
+    the case does not run it.
     """
     run = RunFiles(root)
     ids: list[str] = []
     for repeat in range(repeats):
         for case in cases:
             for way in ways:
+                taken = in_case(way, case)
+                if taken is None:
+                    continue
                 trial = make_trial_value(way, case, repeat)
                 launched = LAUNCHED + 1000.0 * len(ids)
-                took = in_repeat(way, repeat)
+                took = in_repeat(taken, repeat)
                 make_trial(run.trial(trial.id), trial, took, case, launched, jitter)
                 ids.append(trial.id)
     write_json(run.manifest, _manifest(ids, cases))
     return run
+
+
+PER_REPLICA = 8  # samples in a step of each replica of a fabricated weak scaling
+
+
+def scaled_way(local_strategy: str = "processes", **changes: Any) -> Way:
+    """Return a way whose replicas compute as one process does with PER_REPLICA samples."""
+    places = {"launcher": "mpi", "transport": "gloo", "ranks": 2, "transfer_s": 0.03}
+    times = {"forward_s": SEQUENTIAL.forward_s, "backward_s": SEQUENTIAL.backward_s}
+    return Way(local_strategy=local_strategy, **{**places, **times, **changes})
+
+
+def make_weak_scaling(root: Path, *ways: Way, replicas: Sequence[int] = (1, 2, 4)) -> RunFiles:
+    """Fabricate a run of ways with PER_REPLICA samples for each of their replicas.
+
+    The baseline runs with the global batch of each number of `replicas`.
+    """
+    batches = [PER_REPLICA * number for number in replicas]
+    cases = [
+        Case(
+            workload=f"tiny-batch{batch}", entry="tiny", global_batch=batch, samples=12 * batch,
+            batch_per_replica=PER_REPLICA,
+        )
+        for batch in batches
+    ]  # fmt: skip
+
+    def taken(way: Way, case: Case) -> Way | None:
+        factor = case.global_batch // PER_REPLICA
+        if way is not SEQUENTIAL:
+            return way if way.replicas == factor else None
+        times = {"forward_s": factor * way.forward_s, "backward_s": factor * way.backward_s}
+        return dataclasses.replace(way, **times)
+
+    every = [SEQUENTIAL, *ways]
+    return make_run(root, every, cases=cases, repeats=3, jitter=0.003, in_case=taken)
 
 
 def make_half_batch(run: RunFiles, ways: Sequence[Way], case: Case, **drawn: Any) -> None:
@@ -162,7 +204,8 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
         "seed": 1 + (repeat if case.vary_seed else 0), "image_size": 64,
         "global_batch": case.global_batch, "epochs": 9, "max_steps": case.steps,
         "warmup_steps": case.warmup_steps, "dropout": case.dropout, "precision": way.precision,
-        "batch_norm": way.batch_norm, "evaluation": case.evaluation,
+        "batch_norm": way.batch_norm, "evaluation": case.evaluation, "entry": case.entry,
+        "batch_per_replica": case.batch_per_replica,
     }  # fmt: skip
     compression = {} if way.compression is None else {"compression": way.compression}
     trial = tiny_trial(

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.collectives import nccl_records
 from paceline.collectives.nccl_records import record_nccl
 from paceline.collectives.torch_internals import Work, register_backend, set_default_backend
-from paceline.measure.records.pending import last_operations
+from paceline.measure.records.communication import last_operations
 from paceline.train.rank.spans import recording
 
 CPU = torch.device("cpu")

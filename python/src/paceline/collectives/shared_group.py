@@ -70,6 +70,7 @@ from paceline.collectives.gloo_group import (
     register_gloo,
     release_gloo,
 )
+from paceline.collectives.in_place import SharedTensors
 from paceline.collectives.recorder import (
     GroupDescription,
     begin_operation,
@@ -101,6 +102,9 @@ class SharedMemoryGroup(RecordedProcessGroup):
         self._ranks: int = inner.size()
         self._own_rank: int = inner.rank()
         self._levels = levels
+        self._shared: SharedTensors | None = None  # those that are reduced in place
+        if levels.hosts == 1:
+            self._shared = SharedTensors(levels.host.segments, self._own_rank, self._ranks)
         self._progress = ProgressThread(LIBRARY, world_rank, limit_s, name)
         self._limit_s = limit_s
         self.gloo_options: Any = None  # of the group of Gloo: torch sets a new limit there
@@ -129,12 +133,38 @@ class SharedMemoryGroup(RecordedProcessGroup):
         reductions = self._reductions_of(tensors, opts)
         if reductions is None:
             return self._by_gloo("allreduce", opts, tensors)
+        name = name_of(reductions)
+        shared = self._shared
+        if shared is not None and shared.has(tensors, reductions):
+            in_place = partial(
+                shared.reduce, tensors[0], reductions[0], self._levels.host.synchronise
+            )
+            said = described("allreduce", tensors, name, "in place")
+            return self._submit("allreduce", said, in_place, tensors, tensors, opts)
         reduce = self._levels.allreduce
         call = partial(reduce_tensors, tensors, reductions, reduce, self._ranks)
-        said = described("allreduce", tensors, name_of(reductions))
+        said = described("allreduce", tensors, name)
         return self._submit("allreduce", said, call, tensors, tensors, opts)
 
     allreduce_coalesced = allreduce
+
+    def share_tensor(self, tensor: Tensor, instead_of: Tensor | None = None) -> None:
+        """Share a tensor of the same size on all ranks, to be reduced in place; collective.
+
+        instead_of: one that was shared before, and is no longer. Nothing changes where the ranks
+        cannot share it. Raises the errors of a collective.
+        """
+        shared = self._shared
+        if shared is None:
+            return
+
+        def call() -> None:
+            if instead_of is not None:
+                shared.forget(instead_of)
+            shared.share(tensor)
+
+        said = described("allreduce", [tensor], "share")
+        self._submit("allgather", said, call, [], [], None).wait()
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Work:
         """Reduce onto `opts.rootRank`; the tensors of the other ranks are unchanged."""
@@ -467,6 +497,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
             return False
         self._closed = "has been destroyed"
         self._progress.close(limit_s)
+        self._shared = None
         atexit.unregister(self.abort)
         self._levels.close(self._loss)
         return True

@@ -14,11 +14,19 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._autograd import _profiler_enabled as profiler_enabled
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+from torch._C._distributed_c10d import (
+    GradBucket,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+    Work,
+)
 from torch._C._dynamo import eval_frame
 from torch.autograd.profiler import record_function
 
 __all__ = [
+    "GradBucket",
     "PrefixStore",
     "ProcessGroupGloo",
     "Store",
@@ -130,6 +138,15 @@ def factor_of(reduce_op: Any) -> Any:
     """Return the factor of a PREMUL_SUM, which torch exposes only in the pickled state."""
     _, factor = reduce_op.__getstate__()
     return factor
+
+
+def shared_descriptor(tensor: torch.Tensor) -> int:
+    """Move the memory of a tensor, and so all of its views, into shared memory of the kernel.
+
+    Return its file descriptor, which the memory keeps open. Raises RuntimeError if that cannot be.
+    """
+    descriptor, _size = tensor.untyped_storage()._share_fd_cpu_()
+    return int(descriptor)
 
 
 def end_event_with(event: record_function, ended: torch.futures.Future[None]) -> None:

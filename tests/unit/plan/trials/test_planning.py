@@ -397,3 +397,56 @@ def test_trial_runs_the_workloads_that_it_names():
 def test_what_a_search_is_to_find_has_to_be_found_before_it_is_planned(way, keys):
     with pytest.raises(UsageError, match=r"run `paceline tune local SPEC`"):
         one(way, keys)
+
+
+WORKERS = 'launcher = "local"; local_strategy = "processes"; ranks_per_node = '
+
+
+def _batches(*trials: str, cores: int = 4, workload: str = 'name = "tiny"', training: str) -> list:
+    text = spec_text(*trials, workload=workload, tables=f"[training]; {training}", repeats=2)
+    found = plan_trials(parse_spec(text, "test"), DATA, cores)
+    return sorted({(t.configuration, t.training.global_batch) for t in found})
+
+
+def test_global_batch_grows_with_the_replicas_and_each_has_a_baseline():
+    found = _batches(f"{WORKERS}2", f"{WORKERS}4", training="max_steps = 8; batch_per_replica = 8")
+    assert found == [
+        ("tiny-batch16.local.none.sequential.n1r1t1.fp32", 16),
+        ("tiny-batch16.local.shared.processes.n1r2t1.fp32", 16),
+        ("tiny-batch32.local.none.sequential.n1r1t1.fp32", 32),
+        ("tiny-batch32.local.shared.processes.n1r4t1.fp32", 32),
+        ("tiny-batch8.local.none.sequential.n1r1t1.fp32", 8),
+    ]
+
+
+def test_replicas_of_all_nodes_and_of_the_cores_count():
+    nodes = 'launcher = "mpi"; local_strategy = "sequential"; nodes = 3'
+    threads = 'launcher = "local"; local_strategy = "threads"'
+    keys = 'max_steps = 8; batch_per_replica = 5; [network]; interface = "eth0"'
+    found = _batches(nodes, threads, cores=4, training=keys)
+    assert sorted({batch for _, batch in found}) == [5, 15, 20]
+
+
+def test_every_trial_has_every_batch_of_a_list():
+    found = _batches(f"{WORKERS}2", training="max_steps = 8; global_batch = [8, 16]")
+    assert [(name.split(".")[3], batch) for name, batch in found] == [
+        ("sequential", 16), ("processes", 16), ("sequential", 8), ("processes", 8),
+    ]  # fmt: skip
+
+
+def test_training_of_a_batch_names_its_entry_and_scales_its_learning_rate():
+    keys = (
+        "max_steps = 8; batch_per_replica = 8; learning_rate = 0.1; reference_batch = 8; "
+        'learning_rate_scaling = "linear"'
+    )
+    text = spec_text(f"{WORKERS}2", tables=f"[training]; {keys}")
+    trainings = [t.training for t in plan_trials(parse_spec(text, "test"), DATA, 4)]
+    found = {(t.workload, t.entry_name, t.batch_per_replica, t.learning_rate) for t in trainings}
+    assert found == {("tiny-batch8", "tiny", 8, 0.1), ("tiny-batch16", "tiny", 8, 0.2)}
+    assert {t.dataset for t in trainings} == {"/data/tiny"}
+
+
+def test_batch_of_a_workload_comes_before_the_kind_of_batch_of_the_file():
+    keys = "max_steps = 8; batch_per_replica = 8"
+    found = _batches(f"{WORKERS}2", workload='name = "tiny"; global_batch = 6', training=keys)
+    assert {(name.split(".")[0], batch) for name, batch in found} == {("tiny", 6)}

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.specs import spec_text
 
 from paceline.base.errors import UsageError
 from paceline.plan.spec import load_spec
-from paceline.plan.trials.planning import plan_trials, selected_trials
+from paceline.plan.spec.loading import parse_spec
+from paceline.plan.trials.planning import (
+    plan_trials,
+    selected_trials,
+    without_lone_baselines,
+)
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +84,30 @@ def test_baseline_that_does_not_exist_is_refused(trials):
     no_example = r"baseline: no configuration matches 'x'.*\) of these names"
     with pytest.raises(UsageError, match=no_example):
         selected_trials(trials, (), "x")
+
+
+@pytest.fixture
+def scaled():
+    workers = 'launcher = "local"; local_strategy = "processes"; ranks_per_node = '
+    half = 'launcher = "local"; local_strategy = "sequential"; precision = "bf16"'
+    keys = "[training]; max_steps = 8; batch_per_replica = 8"
+    text = spec_text(f"{workers}2", f"{workers}4", half, tables=keys, repeats=1)
+    return plan_trials(parse_spec(text, "test"), {"tiny": "/data"}, 4)
+
+
+def test_baseline_of_one_replica_is_kept_with_a_batch_for_each_replica(scaled):
+    found = {trial.configuration for trial in selected_trials(scaled, ["*.n1r4*"])}
+    assert found == {
+        "tiny-batch8.local.none.sequential.n1r1t1.fp32",
+        "tiny-batch32.local.none.sequential.n1r1t1.fp32",
+        "tiny-batch32.local.shared.processes.n1r4t1.fp32",
+    }
+
+
+def test_baseline_of_a_batch_that_no_other_trial_has_is_left_out(scaled, trials):
+    fitting = [trial for trial in scaled if trial.placement.ranks < 4]
+    found = without_lone_baselines(fitting)
+    assert {trial.training.global_batch for trial in found} == {8, 16}
+    assert [trial for trial in fitting if trial.training.global_batch != 32] == found
+    baselines = [trial for trial in trials if trial.is_baseline]
+    assert without_lone_baselines(baselines) == baselines

@@ -12,9 +12,9 @@ from tests.support.rows import running_rank
 from tests.support.running import running
 from tests.support.waiting import wait_for
 
+from paceline.measure.records.communication import LastOperation, OperationNotes
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import TrialFiles
-from paceline.measure.records.pending import LastOperation, OperationNotes
 from paceline.runner.job.stacks import (
     Frame,
     RankStack,

@@ -385,6 +385,28 @@ def test_baseline_runs_again_where_added_trainings_replay_its_states(
         write_json(made_up.out / "manifest.json", manifest)
 
 
+def test_baseline_runs_again_beside_the_new_one_of_an_added_global_batch(made_up: MadeUp) -> None:
+    keys = "[training]; max_steps = 65; epochs = 99; batch_per_replica = 8"
+    text = 'launcher = "local"; local_strategy = "threads"; oversubscribe = true; replicas = '
+    made_up.spec.write_text(spec_text(f"{text}2", tables=keys, repeats=1))
+    made_up.run()
+    assert len(made_up.ran) == 3
+    added = [text.replace("; ", ", ") + number for number in ("2, threads_per_rank = 4", "3")]
+    spec = extended_spec(made_up.out, added=added)
+    made_up.ran.clear()
+    experiment.run(spec, made_up.out, resume=True, progress=Quiet())
+    # states of the baseline with 16 samples are gone; that with 24 is new
+    names = [(name.split(".")[0], name.split(".")[3], name[-5:] == "again") for name in made_up.ran]
+    assert names[:2] == [
+        ("tiny-batch16", "sequential", True),
+        ("tiny-batch24", "sequential", False),
+    ]
+    assert sorted(names[2:]) == [
+        ("tiny-batch16", "threads", False),
+        ("tiny-batch24", "threads", False),
+    ]
+
+
 def test_what_cannot_be_added_is_refused_with_its_reason(made_up: MadeUp) -> None:
     made_up.run()
     with pytest.raises(UsageError, match="equal to an earlier one"):

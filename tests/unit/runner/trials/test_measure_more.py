@@ -11,7 +11,7 @@ from tests.support.progress import Quiet
 from tests.support.specs import spec_text
 
 from paceline.analysis.predict.prediction import ShareMeasurement
-from paceline.base.errors import PacelineError
+from paceline.base.errors import PacelineError, UsageError
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import SCHEMA
@@ -83,3 +83,13 @@ def test_a_failed_trial_of_a_share_is_an_error(tmp_path, monkeypatch, ran) -> No
     monkeypatch.setattr(experiment, "failure_of_all", lambda *_: PacelineError("it failed"))
     with pytest.raises(PacelineError, match="it failed"):
         run_share(files, WANTED, Quiet())
+
+
+def test_share_of_one_of_several_global_batches_is_refused(ran, tmp_path) -> None:
+    files = RunFiles(tmp_path)
+    text = spec_text(tables="[training]; max_steps = 8; batch_per_replica = 8")
+    write_json(files.manifest, {"schema": SCHEMA, "spec_toml": text})
+    wanted = dataclasses.replace(WANTED, workload="tiny-batch16", global_batch=8)
+    with pytest.raises(UsageError, match="expected a workload with one global batch, tiny-batch16"):
+        run_share(files, wanted, Quiet())
+    assert ran == []

@@ -146,3 +146,36 @@ def test_load_of_the_machine_has_a_line(tmp_path, monkeypatch, capsys) -> None:
     assert line in shown
     assert main(["plan", "quickstart", "--json"]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["load"]["others_percent"] == 50.0
+
+
+def _scaled(tmp_path, workload='name = "tiny"', cores=4):
+    workers = 'launcher = "local"; local_strategy = "processes"; ranks_per_node = '
+    keys = "[training]; max_steps = 8; batch_per_replica = 8"
+    text = spec_text(f"{workers}2", f"{workers}4", workload=workload, tables=keys, repeats=2)
+    (tmp_path / "scaled.toml").write_text(text)
+    return plan(load_spec(str(tmp_path / "scaled.toml")), cores)
+
+
+def test_global_batches_of_a_workload_come_in_order_with_their_baselines(tmp_path):
+    found = preview_run(_scaled(tmp_path), tmp_path).configurations
+    shown = [(each.workload, each.global_batch, each.ranks) for each in found]
+    assert shown == [
+        ("tiny-batch8", 8, 1),
+        ("tiny-batch16", 16, 1),
+        ("tiny-batch16", 16, 2),
+        ("tiny-batch32", 32, 1),
+        ("tiny-batch32", 32, 4),
+    ]
+    assert len({each.samples for each in found}) == 1
+
+
+def test_batch_whose_replicas_have_no_cores_has_no_baseline(tmp_path):
+    planned = _scaled(tmp_path, cores=2)
+    assert {trial.training.global_batch for trial in planned.trials} == {8, 16}
+    assert ["need 4 cores" in reason for reason in planned.left_out] == [True]
+
+
+def test_missing_data_set_is_one_fault_of_all_global_batches(tmp_path):
+    planned = _scaled(tmp_path, f'name = "tiny"; data = "{tmp_path}/nothing"')
+    [fault] = preview_run(planned, tmp_path).faults
+    assert fault.startswith("workload tiny: ")

@@ -7,13 +7,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.unit.runner.tune.conftest import SPEC
+from tests.support.specs import spec_text
+from tests.unit.runner.tune.conftest import SPEC, Watcher
 
 from paceline.analysis.statistics.rates import repeat_rate
-from paceline.base.errors import EnvironmentLacks, ExitCode, RankFailed
+from paceline.base.errors import EnvironmentLacks, ExitCode, RankFailed, UsageError
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec.loading import parse_spec
+from paceline.plan.spec.loading import Spec, parse_spec
 from paceline.runner.tune import batch as search
+from paceline.runner.tune.comm import COMM_SEARCH
+from paceline.runner.tune.local import LOCAL_SEARCH
+from paceline.runner.tune.session import plan_search, run_search
 
 MIB = 2**20
 PROCESSES = """
@@ -140,3 +144,17 @@ def test_more_memory_than_there_is_is_refused(monkeypatch):
     assert search.bound_of(900) == 900 * MIB
     with pytest.raises(EnvironmentLacks, match="at most the 1000 MiB"):
         search.bound_of(1001)
+
+
+def test_several_global_batches_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(search, "available_bytes", lambda: 1000 * MIB)
+    text = spec_text(tables="[training]; max_steps = 8; batch_per_replica = 8")
+    spec = Spec(parse_spec(text, "mine.toml"), text)
+    with pytest.raises(UsageError, match=r"paceline tune batch: .* got batch_per_replica = 8"):
+        search.tune_batch(spec, tmp_path / "out", memory_mib=None, progress=Watcher())
+    for method, name in ((LOCAL_SEARCH, "local"), (COMM_SEARCH, "comm")):
+        with pytest.raises(UsageError, match=f"paceline tune {name}: a search compares"):
+            plan_search(method, spec)
+        with pytest.raises(UsageError, match=f"paceline tune {name}: a search compares"):
+            run_search(method, spec, tmp_path / name, resume=False, progress=Watcher())
+    assert list(tmp_path.iterdir()) == []

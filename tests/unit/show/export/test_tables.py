@@ -6,8 +6,10 @@ import json
 
 import polars as pl
 import pytest
+from tests.unit.analysis import fabricate
 
 from paceline.base.errors import UsageError
+from paceline.show.export.run_data import RunData
 
 
 def test_parquet_files_are_the_frames(run):
@@ -40,6 +42,20 @@ def test_one_trial_alone(run, alone, tmp_path):
     assert {path.stem for path in written} == {"rows", "steps", "host_trace"}
     assert set(pl.read_csv(tmp_path / "out/steps.csv")["trial"]) == {alone}
     assert len(pl.read_csv(tmp_path / "out/rows.csv")) == 1
+
+
+def test_points_of_a_weak_scaling_are_rows(tmp_path):
+    files = fabricate.make_weak_scaling(tmp_path / "run", fabricate.scaled_way())
+    run = RunData(files)
+    run.export("csv", tmp_path / "out")
+    found = pl.read_csv(tmp_path / "out/weak_scaling.csv")
+    assert found["replicas"].to_list() == [1, 2]
+    assert found["global_batch"].to_list() == [8, 16]
+    assert found["workload"].to_list() == ["tiny", "tiny"]
+    assert found["efficiency.estimate"][1] == pytest.approx(0.635 / 0.665, rel=0.01)
+    one = next(r.trial.id for r in run.trials if r.trial.launcher == "mpi")
+    run.export("csv", tmp_path / "one", one)
+    assert pl.read_csv(tmp_path / "one/weak_scaling.csv")["replicas"].to_list() == [2]
 
 
 def test_perfetto_has_a_trace_of_each_trial(run, alone, pair, tmp_path):

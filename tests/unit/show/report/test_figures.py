@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.pages import Page
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.compare.run import Comparison, compare_run
 from paceline.plan.spec.values import Target
+from paceline.show.report.document import charts, page_sections, render
 from paceline.show.report.figures.speed import loss_chart, metric_chart, step_distribution_chart
 
 
@@ -70,3 +72,28 @@ def test_caption_names_the_line_of_the_target_only_where_it_is_drawn(comparison)
         chart = metric_chart(comparison, "tiny", metric)
         assert bool(json.loads(chart.json)["layout"].get("shapes")) is has_line
         assert ("The dotted line is the target." in chart.caption) is has_line
+
+
+def test_weak_scaling_draws_each_strategy_over_its_replicas(tmp_path: Path) -> None:
+    own = fabricate.scaled_way
+    run = fabricate.make_weak_scaling(tmp_path, own(), own(ranks=4, transfer_s=0.1), own(nodes=2))
+    comparison = compare_run(run)
+    sections = [each for each in page_sections(comparison) if each.anchor == "weak-scaling"]
+    [chart] = [chart for each in sections for _, chart in each.figures()]
+    assert chart.title == "Weak scaling, tiny"
+    lines = [each for each in json.loads(chart.json)["data"] if each.get("showlegend")]
+    assert [line["name"] for line in lines] == [
+        "processes under mpi over gloo, 2 on each node",
+        "processes under mpi over gloo",
+    ]
+    assert [line["x"] for line in lines] == [[1, 2, 4], [1, 2, 4]]
+    assert charts(comparison)[chart.title] == chart
+
+
+def test_weak_scaling_is_the_first_headline(tmp_path: Path) -> None:
+    own = fabricate.scaled_way
+    run = fabricate.make_weak_scaling(tmp_path, own(), own(ranks=4, transfer_s=0.1))
+    page = Page(render(compare_run(run)))
+    headline = next(e for e in page.in_order if e.has_class("headline"))
+    assert "Processes under mpi with 4 replicas: 3.4" in headline.text
+    assert "efficiency 0.86" in headline.text

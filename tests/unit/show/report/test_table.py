@@ -219,3 +219,42 @@ def test_end_of_automatic_repeats_is_explained(tmp_path, stopped, words) -> None
     text = " ".join(comparison_text(compare_run(run), 120).split())
     assert "repeats = auto, 2 of at most 8: " in text
     assert words in text
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    own = fabricate.scaled_way
+    ways = [own(), own(ranks=4, transfer_s=0.1), own(nodes=2), own(launcher="spark", threads=2)]
+    return compare_run(fabricate.make_weak_scaling(tmp_path_factory.mktemp("scaled"), *ways))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_weak_scaling_comes_first_and_fits_the_terminal(scaled: Comparison, width: int) -> None:
+    lines = comparison_text(scaled, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[0] == "Weak scaling of tiny, 8 samples for each replica"
+    assert sum("Weak scaling" in line for line in lines) == 1
+    verdict = next(n for n, line in enumerate(lines) if line.startswith("tiny-batch8: "))
+    shown = lines[:verdict]
+    words = [line.split() for line in shown if line.endswith("✓")]
+    assert len(words) == 5  # that of one replica once
+    assert any("0.95" in line for line in shown)  # 0.635 s over 0.665 s
+
+
+def test_strategy_without_one_replica_says_what_to_add(scaled: Comparison) -> None:
+    words = " ".join(comparison_text(scaled, 80).split())
+    assert (
+        "processes 2\u00d72: no efficiency, because no equivalent configuration with one replica "
+        "of 2 threads in fp32 has finished; add one to the [[trials]]"
+    ) in words
+
+
+def test_selected_rows_keep_the_weak_scaling_of_their_workload(scaled: Comparison) -> None:
+    rows = tuple(row for row in scaled.rows if row.workload == "tiny-batch16")
+    shown = dataclasses.replace(scaled, rows=rows)
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as captured:
+        console.print(comparison_view(shown, 80, scaled))
+    text = captured.get()
+    assert "Weak scaling of tiny" in text
+    assert "tiny-batch8: " not in text

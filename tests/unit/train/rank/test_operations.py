@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.measure.records.communication import OperationNotes
 from paceline.measure.records.layout import TrialFiles
-from paceline.measure.records.pending import OperationNotes
 from paceline.train.rank.spans import UnansweredOperations
 
 

@@ -98,6 +98,7 @@ def planned_row(trial: Trial, failed: str | None = None) -> Row:
             precision=trial.training.precision,
             memory_format=trial.training.memory_format,
             global_batch=trial.training.global_batch or None,
+            batch_per_replica=trial.training.batch_per_replica,
         ),
         failed=failed,
         times=RowTimes(

@@ -33,6 +33,7 @@ from paceline.analysis.compare.ranking import (
 )
 from paceline.analysis.compare.row import Row
 from paceline.analysis.compare.verdict import Verdict, make_verdict
+from paceline.analysis.compare.weak_scaling import WeakScaling, weak_scalings
 from paceline.analysis.equivalence.check import equivalence_baseline, plainness
 from paceline.analysis.explain.evidence import ExplainedTrials
 from paceline.analysis.explain.explanation import Explanation, explain
@@ -85,6 +86,7 @@ class Comparison:
     flags: tuple[str, ...]
     local_global: tuple[LocalGlobal, ...]
     compression: tuple[CompressionEffect, ...]
+    weak_scaling: tuple[WeakScaling, ...]
     trials: Mapping[str, tuple[TrialAnalysis, ...]]  # by configuration, in order of repeat
     manifest: Mapping[str, Any]
     load: LoadOfRun
@@ -136,6 +138,7 @@ class Comparison:
                 "unfinished": self.unfinished,
                 "flags": self.flags,
                 "local_global": self.local_global,
+                "weak_scaling": self.weak_scaling,
                 "gradient_compression": self.compression,
                 "automatic_repeats": self.stopping,
                 "load": self.load,
@@ -297,9 +300,10 @@ def compare_run(
         for name, found in by_workload(records).items()
     ]
     trials = {name: found for part in parts for name, found in part.trials.items()}
+    rows = tuple(row for part in parts for row in part.rows)
     return Comparison(
         experiment=finished[0].trial.experiment,
-        rows=tuple(row for part in parts for row in part.rows),
+        rows=rows,
         baselines={p.name: p.baseline for p in parts if p.baseline is not None},
         sequential={p.name: p.sequential for p in parts if p.sequential is not None},
         verdicts={p.name: p.verdict for p in parts},
@@ -308,6 +312,7 @@ def compare_run(
         flags=(*(f for part in parts for f in part.flags), *_flags(finished)),
         local_global=tuple(found for part in parts for found in part.local_global),
         compression=tuple(found for part in parts for found in part.compression),
+        weak_scaling=weak_scalings(rows, trials),
         trials=trials,
         manifest=with_sources(manifest, finished),
         load=_load([trial for found in trials.values() for trial in found]),

@@ -113,11 +113,22 @@ class TrialRecord:
 
 
 def by_workload(records: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
-    """Return the trials of each workload, in their order."""
+    """Return the trials of each workload, in their order.
+
+    The trainings of one entry of [[workloads]] are in the order of their global batches.
+    """
     found: dict[str, list[TrialRecord]] = defaultdict(list)
+    entries: dict[str, int] = {}
     for record in records:
-        found[record.trial.training.workload].append(record)
-    return found
+        training = record.trial.training
+        entries.setdefault(training.entry_name, len(entries))
+        found[training.workload].append(record)
+
+    def place(name: str) -> tuple[int, int]:
+        training = found[name][0].trial.training
+        return entries[training.entry_name], training.global_batch
+
+    return {name: found[name] for name in sorted(found, key=place)}
 
 
 def load_run(run: RunFiles) -> list[TrialRecord]:

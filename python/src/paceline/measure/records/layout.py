@@ -51,7 +51,7 @@ class RankFiles:
     memory = _File("memory.json")  # peak memory of the process, after the last step
     weights = _File("weights.json")  # checksums of the final weights
     stacks = _File("stacks.txt")  # of Python, at every request
-    operations = _File("operations.bin")  # the last operation of each group; see records.pending
+    operations = _File("operations.bin")  # the last one of each group; see `communication`
     observed = _File("observed.json")  # of a script under `paceline verify`
     own_steps = _File("own_steps.json")  # the same
     trained_rows = _File("trained_rows.json")  # the same

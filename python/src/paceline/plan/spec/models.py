@@ -33,6 +33,7 @@ from paceline.plan.spec.values import (
 )
 
 SCHEMA = 2  # of spec files
+GlobalBatches = Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)]
 McaParameters = Annotated[dict[str, str], Field(min_length=1)]
 K = TypeVar("K", bound=BaseModel)
 
@@ -63,7 +64,9 @@ class _WorkloadOverrides(Overrides):
     """Training values that must be equal among compared trials, so no trial may set them."""
 
     image_size: Annotated[int, Field(ge=32, le=1024)] | None = None
-    global_batch: PositiveInt | None = None
+    # several: each is a training of its own, with its own baseline and ranking
+    global_batch: PositiveInt | GlobalBatches | None = None
+    batch_per_replica: PositiveInt | None = None  # the global batch grows with the replicas
     epochs: PositiveInt | None = None
     max_steps: PositiveInt | None = None
     warmup_steps: Annotated[int, Field(ge=0)] | None = None

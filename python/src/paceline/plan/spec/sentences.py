@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Names that pydantic gives to the branches of a union in a fault's place.
 _UNION_BRANCHES = {
     "int", "constrained-int", "constrained-float", "literal['auto']", "literal['model']",
-    "literal['unbounded']",
+    "literal['unbounded']", "tuple[constrained-int, ...]",
 }  # fmt: skip
 _PATTERNS = {NAME_PATTERN: "expected letters a to z, digits, '.', '_' and '-', at most 64"}
 
@@ -29,8 +29,10 @@ def sentences(
     places = [place_of(detail["loc"]) for detail in details]
     found: dict[str, str] = {}
     for place, detail in zip(places, details, strict=True):
-        # A list whose every entry is faulty also counts as too short: not a fault of its own.
-        if detail["type"] == "too_short" and any(p.startswith(f"{place}[") for p in places):
+        # A list whose every entry is faulty also counts as too short, and as no number where a
+        # number may stand: neither is a fault of its own.
+        is_of_list = detail["type"] in ("too_short", "int_type")
+        if is_of_list and any(p.startswith(f"{place}[") for p in places):
             continue
         # A value that may be a number or a word is reported once for each; the first is enough.
         if detail["type"] == "extra_forbidden" and unknown_key is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, cast
@@ -140,6 +142,52 @@ def first_given(name: str, workload: WorkloadRequest, experiment: Experiment) ->
     """Return a training value of the workload, else of [training], else None."""
     own = getattr(workload, name)
     return getattr(experiment.training, name) if own is None else own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAxis:
+    """Several global batches of one entry of [[workloads]], each a training of its own.
+
+    batches: the global batches; empty with per_replica. per_replica: batch of each replica, so that
+    the global batch grows with the replicas of a trial (weak scaling).
+    """
+
+    batches: tuple[int, ...] = ()
+    per_replica: int | None = None
+
+    @property
+    def words(self) -> str:
+        """The key and its value, as in a spec."""
+        if self.per_replica is not None:
+            return f"batch_per_replica = {self.per_replica}"
+        return f"global_batch = {list(self.batches)}"
+
+
+def batch_axis(workload: WorkloadRequest, experiment: Experiment) -> BatchAxis | None:
+    """Return the batches of an entry, or else those of [training]; None with one global batch."""
+    for table in (workload, experiment.training) if workload.script is None else ():
+        if table.batch_per_replica is not None:
+            return BatchAxis(per_replica=table.batch_per_replica)
+        if isinstance(table.global_batch, tuple):
+            return BatchAxis(batches=table.global_batch)
+        if table.global_batch is not None:
+            return None
+    return None
+
+
+def with_global_batch(workload: WorkloadRequest, batch: int) -> WorkloadRequest:
+    """Return the entry with one global batch."""
+    return workload.model_copy(update={"global_batch": batch, "batch_per_replica": None})
+
+
+def name_with_batch(name: str, batch: int) -> str:
+    """Return the name of the training with one of several global batches of an entry."""
+    return f"{name}-batch{batch}"
+
+
+def is_name_with_batch(name: str, entry: str) -> bool:
+    """Return whether a name is that of an entry with a global batch."""
+    return re.fullmatch(re.escape(entry) + r"-batch\d+", name) is not None
 
 
 def known_steps(workload: WorkloadRequest, experiment: Experiment) -> int | None:

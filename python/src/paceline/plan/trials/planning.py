@@ -7,7 +7,8 @@ drifts of the machine affect all trials alike, and a run that is cut short has w
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -33,12 +34,16 @@ from paceline.plan.spec.values import (
     scaled_learning_rate,
 )
 from paceline.plan.spec.workloads import (
+    BatchAxis,
+    batch_axis,
     first_given,
     known_steps,
     module_file,
+    name_with_batch,
     reads_dataset,
     task_target,
     task_values,
+    with_global_batch,
     workload_of,
 )
 from paceline.plan.trials.rules import duplicate_faults, planned_faults, unsearched_faults
@@ -62,6 +67,9 @@ class _MisfitError(_PlanError):
 _OF_SCRIPTS = ("max_steps", "warmup_steps")  # the values of [training] that apply to scripts
 # values of a spec whose defaults are those of `Training`
 _AS_GIVEN = (*TRIAL_VALUES, "learning_rate_warmup_steps", "dropout", "reading")
+
+
+_Requests = Sequence[tuple[int, TrialRequest]]  # with their places in the spec, from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,33 +96,124 @@ def plan_on_node(experiment: Experiment, datasets: Mapping[str, str], cores: int
     A configuration whose counts follow from the cores is left out if no count fits. Raises
     UsageError where other trials cannot be placed, all of them at once, or if none is left.
     """
-    faults: list[str] = []
-    left_out: list[str] = []
-    blocks: list[Trial] = []
-    from_cores: set[str] = set()  # configurations whose counts the cores give
+    found = _Planner(experiment, datasets, cores)
     for workload in experiment.workloads:
-        for place, request in enumerate(experiment.trials, start=1):
-            if not applies(request, workload):
-                continue
-            where = f"trials[{place}], workload {workload.name}"
-            try:
-                dataset = datasets[workload.name] if reads_dataset(workload) else ""
-                trial = _trial(experiment, workload, request, dataset, cores)
-                if counts_if_known(request) is None:
-                    from_cores.add(trial.configuration)
-                error_type = _MisfitError if trial.configuration in from_cores else _PlanError
-                _refuse(duplicate_faults(trial, blocks), error_type)
-                blocks.append(trial)
-            except _MisfitError as error:
-                left_out.append(f"{where}: {error}")
-            except UsageError as error:
-                found = error.faults if isinstance(error, _PlanError) else [str(error)]
-                faults += [f"  - {where}: {f}" for f in found]
-    if not blocks:
-        faults += [f"  - {each}" for each in left_out]
+        found.plan(workload)
+    faults = found.faults
+    if not found.block:
+        faults += [f"  - {each}" for each in found.left_out]
     if faults:
         raise UsageError(f"experiment {experiment.name!r} cannot be planned:\n" + "\n".join(faults))
-    return TrialPlan(trials=_interleaved(experiment, blocks), left_out=left_out)
+    return TrialPlan(trials=_interleaved(experiment, found.block), left_out=found.left_out)
+
+
+class _Planner:
+    """Plans one repeat: each workload with its trials."""
+
+    def __init__(self, experiment: Experiment, datasets: Mapping[str, str], cores: int) -> None:
+        self._experiment, self._datasets, self._cores = experiment, datasets, cores
+        self._from_cores: set[str] = set()  # configurations whose counts the cores give
+        self.block: list[Trial] = []
+        self.left_out: list[str] = []
+        self.faults: list[str] = []
+
+    def plan(self, workload: WorkloadRequest) -> None:
+        """Plan the trials of a workload, with each of its global batches."""
+        requests = [
+            (place, request)
+            for place, request in enumerate(self._experiment.trials, start=1)
+            if applies(request, workload)
+        ]
+        axis = batch_axis(workload, self._experiment)
+        if axis is None:
+            self._add(workload, requests)
+        elif axis.per_replica is None:
+            for batch in axis.batches:
+                self._add(workload, requests, axis, batch)
+        else:
+            self._add_weak_scaling(workload, requests, axis, axis.per_replica)
+
+    def _add_weak_scaling(
+        self,
+        workload: WorkloadRequest,
+        requests: _Requests,
+        axis: BatchAxis,
+        per_replica: int,
+    ) -> None:
+        """Add the trials, whose replicas give their global batches, and each batch's baselines.
+
+        There is always a baseline with the batch of one replica, to which a table of weak scaling
+        is relative.
+        """
+        first = len(self.block)
+        self._add(workload, [each for each in requests if not each[1].is_baseline], axis)
+        batches = {per_replica, *(trial.training.global_batch for trial in self.block[first:])}
+        baselines = [each for each in requests if each[1].is_baseline]
+        for batch in sorted(batches):
+            self._add(workload, baselines, axis, batch)
+
+    def _add(
+        self,
+        workload: WorkloadRequest,
+        requests: _Requests,
+        axis: BatchAxis | None = None,
+        batch: int | None = None,
+    ) -> None:
+        """Add trials; batch: of the axis, None where the replicas give it."""
+        batch_words = "" if batch is None else f", global batch {batch}"
+        for place, request in requests:
+            where = f"trials[{place}], workload {workload.name}{batch_words}"
+            try:
+                self.block.append(self._planned(workload, request, axis, batch))
+            except _MisfitError as error:
+                self.left_out.append(f"{where}: {error}")
+            except UsageError as error:
+                found = error.faults if isinstance(error, _PlanError) else [str(error)]
+                self.faults += [f"  - {where}: {f}" for f in found]
+
+    def _planned(
+        self,
+        workload: WorkloadRequest,
+        request: TrialRequest,
+        axis: BatchAxis | None,
+        batch: int | None,
+    ) -> Trial:
+        training_of = self._trainings(workload, axis, batch)
+        trial = _trial(self._experiment, workload, request, training_of, self._cores)
+        if counts_if_known(request) is None:
+            self._from_cores.add(trial.configuration)
+        error_type = _MisfitError if trial.configuration in self._from_cores else _PlanError
+        _refuse(duplicate_faults(trial, self.block), error_type)
+        return trial
+
+    def _trainings(
+        self, workload: WorkloadRequest, axis: BatchAxis | None, batch: int | None
+    ) -> Callable[[int], Training]:
+        """Return a function from the number of a trial's replicas to its training."""
+        dataset = self._datasets[workload.name] if reads_dataset(workload) else ""
+        if axis is None:
+            only = resolve_training(self._experiment, workload, dataset)
+        elif batch is not None:
+            only = _training_of_axis(self._experiment, workload, dataset, axis, batch)
+        else:
+            per_replica = axis.per_replica or 0
+            return lambda replicas: _training_of_axis(
+                self._experiment, workload, dataset, axis, per_replica * replicas
+            )
+        return lambda _: only
+
+
+def _training_of_axis(
+    experiment: Experiment, workload: WorkloadRequest, dataset: str, axis: BatchAxis, batch: int
+) -> Training:
+    """Return the training with one of the global batches of a workload."""
+    training = resolve_training(experiment, with_global_batch(workload, batch), dataset)
+    named = {
+        "workload": name_with_batch(workload.name, batch),
+        "entry": workload.name,
+        "batch_per_replica": axis.per_replica,
+    }
+    return training.model_copy(update=named)
 
 
 def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset: str) -> Training:
@@ -209,12 +308,13 @@ def _trial(
     experiment: Experiment,
     workload: WorkloadRequest,
     request: TrialRequest,
-    dataset: str,
+    training_of: Callable[[int], Training],
     cores: int,
 ) -> Trial:
+    """Plan one trial. training_of: returns its training with a number of replicas."""
     _refuse(unsearched_faults(request))
-    training = resolve_training(experiment, workload, dataset)
-    counts = _counts_that_fit(request, workload, training, cores)
+    counts = _counts_that_fit(request, workload, training_of, cores)
+    training = training_of(request.nodes * counts.replicas)
     strategy = STRATEGIES.get(request.local_strategy)
     replica_batch = batch_per_replica(training.global_batch, request.nodes * counts.replicas)
     transport = chosen_transport(request)
@@ -258,7 +358,10 @@ def _trial(
 
 
 def _counts_that_fit(
-    request: TrialRequest, workload: WorkloadRequest, training: Training, cores: int
+    request: TrialRequest,
+    workload: WorkloadRequest,
+    training_of: Callable[[int], Training],
+    cores: int,
 ) -> NodeCounts:
     """Return the largest counts that batch, samples and model allow; given numbers stand.
 
@@ -266,23 +369,27 @@ def _counts_that_fit(
     fit. Raises _MisfitError with the faults on the whole node if none fit.
     """
     whole = tried = counts_on_node(request, cores)
-    found = faults = list(_fit_faults(request, workload, training, whole))
+    found = faults = list(_fit_faults(request, workload, training_of, whole))
     for fewer in range(cores - 1, 0, -1):
         if not found:
             break
         counts = counts_on_node(request, fewer)
         if counts != tried:
-            tried, found = counts, list(_fit_faults(request, workload, training, counts))
+            tried, found = counts, list(_fit_faults(request, workload, training_of, counts))
     if found:
         _refuse(faults, _MisfitError if counts_if_known(request) is None else _PlanError)
     return tried
 
 
 def _fit_faults(
-    request: TrialRequest, workload: WorkloadRequest, training: Training, counts: NodeCounts
+    request: TrialRequest,
+    workload: WorkloadRequest,
+    training_of: Callable[[int], Training],
+    counts: NodeCounts,
 ) -> Iterator[str]:
     """Yield why a batch, the samples or a model cannot be divided so."""
     replicas = request.nodes * counts.replicas
+    training = training_of(replicas)
     try:
         share = batch_per_replica(training.global_batch, replicas)
     except UsageError as error:
@@ -361,7 +468,8 @@ def selected_trials(
 
     The sequential baselines of their workloads are kept, in fp32 and in their own precision,
     because equivalence is checked against them, and the configurations of `baseline`, unless one of
-    them is selected anyway. Without patterns all trials are returned.
+    them is selected anyway. With a batch for each replica, the baselines of one replica are kept,
+    too. Without patterns all trials are returned.
     baseline: shell pattern of the configurations that speedups are relative to.
     Raises UsageError if a pattern matches nothing.
     """
@@ -378,12 +486,35 @@ def selected_trials(
         chosen = {t.id for t in trials if fnmatchcase(t.configuration, baseline)}
         wanted |= set() if wanted & chosen else chosen
     selected = [trial for trial in trials if trial.id in wanted]
-    for workload in {trial.training.workload for trial in selected}:
-        precisions = {t.training.precision for t in selected if t.training.workload == workload}
+    precisions: dict[str, set[str]] = defaultdict(set)
+    for trial in selected:
+        for workload in _compared_workloads(trial.training):
+            precisions[workload].add(trial.training.precision)
+    for workload, own in precisions.items():
         baselines = [t for t in trials if t.is_baseline and t.training.workload == workload]
-        same = [t for t in baselines if t.training.precision in {"fp32", *precisions}]
+        same = [t for t in baselines if t.training.precision in {"fp32", *own}]
         wanted |= {trial.id for trial in same or baselines}
     return [trial for trial in trials if trial.id in wanted]
+
+
+def _compared_workloads(training: Training) -> Iterator[str]:
+    """Yield the workload of a training, and that of one replica if the batch grows with them."""
+    yield training.workload
+    if training.batch_per_replica is not None:
+        yield name_with_batch(training.entry_name, training.batch_per_replica)
+
+
+def without_lone_baselines(trials: Sequence[Trial]) -> list[Trial]:
+    """Leave out baselines with a batch for replicas that no other trial has."""
+    used = {trial.training.workload for trial in trials if not trial.is_baseline}
+    return [
+        trial
+        for trial in trials
+        if not trial.is_baseline
+        or trial.training.batch_per_replica is None
+        or trial.training.workload in used
+        or trial.training.global_batch == trial.training.batch_per_replica
+    ]
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:

@@ -147,6 +147,9 @@ class Training(_Value):
     options: dict[str, Any] = {}  # of the task
     items: int | None = None  # samples of the task's own map-style data set
     cache: str | None = None  # folder on each node that keeps files of a remote data set
+    # entry of [[workloads]], if this is its training with one of several global batches
+    entry: str | None = None
+    batch_per_replica: int | None = None  # by which the global batch grows (weak scaling)
 
     @field_validator("task", mode="before")
     @classmethod
@@ -155,6 +158,11 @@ class Training(_Value):
         if not isinstance(given, str) or not given.startswith(_WORKLOADS_OF_0_3):
             return given
         return _WORKLOADS + given.removeprefix(_WORKLOADS_OF_0_3)
+
+    @property
+    def entry_name(self) -> str:
+        """Name of the entry of [[workloads]], which has the data set."""
+        return self.entry or self.workload
 
     @property
     def arithmetic(self) -> str:

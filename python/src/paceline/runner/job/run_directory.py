@@ -114,7 +114,7 @@ def _manifest(job: Job) -> dict[str, object]:
         "description": "trials started by hand",
         "by_hand": True,
         "created_unix_s": time.time(),
-        "data": {training.workload: training.dataset},
+        "data": {training.entry_name: training.dataset},
         "versions": package_versions(),
         "host": machine_facts(),
     }

@@ -23,10 +23,10 @@ from paceline.base.errors import DataError
 from paceline.base.host.processes import STACKS_SIGNAL, answers, send
 from paceline.base.host.programs import PACKAGE
 from paceline.collectives.host import host_name, wait_until
+from paceline.measure.records.communication import LastOperation, last_operations
 from paceline.measure.records.documents import read_statuses
 from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import HostFiles, RankFiles, TrialFiles
-from paceline.measure.records.pending import LastOperation, last_operations
 
 _WRITTEN_S = 2.0  # a busy host may take a second to run the handler
 _PASSED_ON_S = 2.0  # sidecars look for a request once a second

@@ -28,6 +28,7 @@ from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Experiment, Spec
 from paceline.plan.spec.loading import load_spec
 from paceline.plan.spec.values import EVALUATION_KEYS
+from paceline.plan.spec.workloads import is_name_with_batch
 from paceline.plan.trials.trial import Trial, measured_again, planned_steps
 from paceline.runner.trials.directory import (
     check_added,
@@ -195,18 +196,23 @@ def _baselines_for_states(planned: Planned, files: RunFiles) -> list[Trial]:
     """
     left = [trial for trial in planned.trials if not is_finished(files.trial(trial.id))]
     first = [trial for trial in left if trial.repeat == left[0].repeat and trial.is_replayed]
-    if files.replay.exists() or any(trial.is_baseline for trial in first):
+    wanted = {_baseline_key(t) for t in first} - {_baseline_key(t) for t in first if t.is_baseline}
+    if files.replay.exists():
         return []
-    wanted = {(t.training.workload, t.training.seed, t.repeat) for t in first}
     found = {
         key: measured_again(trial)
         for trial in planned.trials
         if trial.is_baseline and _replays(planned, trial)
-        if (key := (trial.training.workload, trial.training.seed, trial.repeat)) in wanted
+        if (key := _baseline_key(trial)) in wanted
     }
     for trial in found.values():
         set_aside(files, trial)
     return list(found.values())
+
+
+def _baseline_key(trial: Trial) -> tuple[str, int, int]:
+    """Identify the training and the repeat whose baseline has the states to replay from."""
+    return trial.training.workload, trial.training.seed, trial.repeat
 
 
 def _replays(planned: Planned, trial: Trial) -> bool:
@@ -245,6 +251,13 @@ def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Progress) -> 
     text = load_manifest(files).get("spec_toml")
     if text is None:
         raise UsageError(f"{files.root}: expected a run of `paceline run`, found no spec in it")
+    entries = [str(entry.get("name")) for entry in tomllib.loads(text)["workloads"]]
+    if any(is_name_with_batch(wanted.workload, entry) for entry in entries):
+        raise UsageError(
+            f"--measure: expected a workload with one global batch, {wanted.workload} of "
+            f"{files.root} is one of several batches; run its spec with that number as "
+            "global_batch, and predict from that run"
+        )
     spec = _share_spec(text, wanted)
     failed = run(
         spec, folder, resume=RunFiles(folder).manifest.exists(), progress=progress, keep_going=True

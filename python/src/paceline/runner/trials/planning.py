@@ -18,7 +18,12 @@ from paceline.measure.records.virtual_clock import own_dilation
 from paceline.plan.spec import Experiment, Spec, WorkloadRequest
 from paceline.plan.spec.values import absolute_name
 from paceline.plan.spec.workloads import workload_of
-from paceline.plan.trials.planning import matching, plan_on_node, selected_trials
+from paceline.plan.trials.planning import (
+    matching,
+    plan_on_node,
+    selected_trials,
+    without_lone_baselines,
+)
 from paceline.plan.trials.rules import core_faults, link_faults
 from paceline.plan.trials.trial import Training, Trial
 from paceline.runner.lab.record import NAME_VARIABLE
@@ -84,7 +89,8 @@ def planned_trials(spec: Spec, datasets: dict[str, str], cores: int | None = Non
         for trial in selected
         for fault in (*core_faults(trial, cores), *link_faults(trial, in_lab=in_lab))
     }
-    trials = [trial for trial in selected if trial.configuration not in lacking]
+    kept_here = [trial for trial in selected if trial.configuration not in lacking]
+    trials = without_lone_baselines(kept_here)
     kept, pattern = [trial.configuration for trial in trials], experiment.baseline or "*"
     if not matching(kept, pattern):
         raise EnvironmentLacks("\n".join(lacking.values()))
@@ -182,7 +188,7 @@ def known_samples(planned: Planned, training: Training) -> int | None:
 
     A data set that cannot be read has no number: making the data sets reports it.
     """
-    [workload] = [w for w in planned.experiment.workloads if w.name == training.workload]
+    [workload] = [w for w in planned.experiment.workloads if w.name == training.entry_name]
     if workload.script is not None:
         return None
     known = workload_of(workload)

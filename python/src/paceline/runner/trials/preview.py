@@ -283,11 +283,16 @@ def preflight(trials: Iterable[Trial]) -> None:
 
 def _faults(planned: Planned) -> Iterator[str]:
     """Yield the faults of each workload: its data set, script or loss, and number of steps."""
+    unusable: set[str] = set()
     for training in _trainings(planned).values():
+        name = training.entry_name
+        if name in unusable:
+            continue
         try:
-            check_dataset(planned, training.workload)
+            check_dataset(planned, name)
         except (UsageError, EnvironmentLacks, DataError) as error:
-            yield f"workload {training.workload}: {error}"
+            unusable.add(name)
+            yield f"workload {name}: {error}"
             continue
         yield from training_faults(training, known_samples(planned, training))
 
@@ -318,10 +323,11 @@ def _warnings(planned: Planned) -> Iterator[str]:
 
 
 def _trainings(planned: Planned) -> dict[str, Training]:
-    """Return the training of each workload, in the order of the spec."""
+    """Return the training of each workload, in the order of the spec and of the global batches."""
     found = {trial.training.workload: trial.training for trial in reversed(planned.trials)}
-    names = [workload.name for workload in planned.experiment.workloads]
-    return {name: found[name] for name in names if name in found}
+    entries = [workload.name for workload in planned.experiment.workloads]
+    in_order = sorted(found.values(), key=lambda t: (entries.index(t.entry_name), t.global_batch))
+    return {training.workload: training for training in in_order}
 
 
 def _durations_s(spec_text: str, former_runs: Path) -> Mapping[str, float]:

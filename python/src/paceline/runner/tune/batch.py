@@ -30,7 +30,7 @@ from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_r
 from paceline.runner.trials.planning import Planned, Progress, make_datasets, manifest_of
 from paceline.runner.trials.preview import preflight
 from paceline.runner.trials.run_trial import failure_of, run_followed
-from paceline.runner.tune.spaces import plan_one
+from paceline.runner.tune.spaces import check_batches, plan_one
 from paceline.train.data.dataset import open_dataset
 
 SCHEMA = 2
@@ -175,6 +175,7 @@ def tune_batch(
     files = RunFiles(run_dir)
     check_run_dir(files, spec, resume=False)
     experiment, bound = spec.experiment, bound_of(memory_mib)
+    check_batches(experiment, "tune batch")
     if any(request.nodes > 1 for request in experiment.trials):
         raise UsageError("tune batch: expected trials on one node, whose memory it can measure")
     pairs = [

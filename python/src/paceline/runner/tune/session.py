@@ -43,6 +43,7 @@ from paceline.runner.tune.spaces import (
     SearchTarget,
     Space,
     changed,
+    check_batches,
     reason_of,
     short_experiment,
     space_of,
@@ -272,6 +273,7 @@ def _for_workloads(
 
 def plan_search(method: SearchMethod, spec: Spec) -> SearchPlan:
     """Return what `run_search` would measure; creates nothing, and needs no existing data set."""
+    check_batches(spec.experiment, method.command)
     context = _context(method, spec, expected_datasets(spec.experiment), files=None)
     return _plan(RoundSearch(method, context), method, context)
 
@@ -291,6 +293,7 @@ def run_search(
     EnvironmentLacks or DataError before anything runs; RankFailed or TimedOut if a baseline fails;
     NotComparable if no candidate could be measured. Other failed candidates are reported.
     """
+    check_batches(spec.experiment, method.command)
     files = RunFiles(run_dir)
     check_run_dir(files, spec, resume=resume)
     with made_run_dir(run_dir):

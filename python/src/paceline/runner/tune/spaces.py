@@ -12,7 +12,7 @@ from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import Experiment, TuneSettings, WorkloadRequest, values
 from paceline.plan.spec.models import TrialRequest
-from paceline.plan.spec.rules.experiment import faults_of
+from paceline.plan.spec.rules.experiment import faults_of, unsearched_batch_fault
 from paceline.plan.spec.rules.trial import counts_on_node
 from paceline.plan.trials.planning import plan_on_node
 from paceline.plan.trials.trial import Trial
@@ -77,6 +77,14 @@ class SearchContext:
         return plan_one(
             self.short, self.short_workload(workload), request, self.dataset(workload), self.cores
         )
+
+
+def check_batches(experiment: Experiment, command: str) -> None:
+    """Raise UsageError if a workload has several global batches. command: `tune local`."""
+    for workload in experiment.workloads:
+        fault = unsearched_batch_fault(workload, experiment)
+        if fault is not None:
+            raise UsageError(f"paceline {command}: {fault}")
 
 
 def short_experiment(experiment: Experiment, settings: TuneSettings) -> Experiment:

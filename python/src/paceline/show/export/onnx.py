@@ -62,8 +62,8 @@ def _nothing_kept(run: RunData, trial: str | None) -> str:
 def _write(record: TrialRecord, out: Path) -> Path:
     task, model = _trained_model(record)
     training = record.trial.training
-    named = training.workload in WORKLOADS
-    of_images = named and not WORKLOADS.get(training.workload).own_samples
+    named = training.entry_name in WORKLOADS
+    of_images = named and not WORKLOADS.get(training.entry_name).own_samples
     names = ("images", "logits") if of_images else ("inputs", "outputs")
     path = out / f"{record.trial.id}.onnx"
     temporary = out / f".{record.trial.id}.onnx"  # the file appears only if it is right

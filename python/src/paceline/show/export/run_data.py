@@ -326,12 +326,22 @@ def write_parquet(run: RunData, out: Path, trial: str | None) -> list[Path]:
 
 
 def _frames(run: RunData, trial: str | None) -> Iterator[tuple[str, pl.DataFrame]]:
-    rows = run.to_polars()
+    found = {"rows": run.to_polars(), "weak_scaling": _scaling_frame(run.comparison)}
     if trial is not None:
         (record,) = run.chosen(trial)
-        rows = rows.filter(pl.col("configuration") == record.trial.configuration)
-    found = {"rows": rows, **{name: run.frame(name, trial) for name in TRIAL_FRAMES}}
+        is_wanted = pl.col("configuration") == record.trial.configuration
+        found = {name: f if f.is_empty() else f.filter(is_wanted) for name, f in found.items()}
+    found |= {name: run.frame(name, trial) for name in TRIAL_FRAMES}
     yield from ((name, frame) for name, frame in found.items() if not frame.is_empty())
+
+
+def _scaling_frame(comparison: Comparison) -> pl.DataFrame:
+    """Return a row for each number of replicas of each strategy; empty without weak scaling."""
+    return row_frame(
+        {**{key: value for key, value in each.items() if key != "points"}, **point}
+        for each in comparison.to_json()["weak_scaling"]
+        for point in each["points"]
+    )
 
 
 def _written(path: Path, write: Callable[[Path], object]) -> Path:

@@ -165,7 +165,7 @@ def _speedup(line: _Line) -> Cell:
     is_first = row.goal.target is None
     text = f"{line.near if is_first else ''}{row.speed.speedup.estimate:.2f}"
     if line.detail == Detail.NARROW or not is_first:
-        return Cell(text, _half_width(row.speed.speedup))
+        return Cell(text, half_width(row.speed.speedup))
     return Cell(text, f"({bounds(row.speed.speedup)})")
 
 
@@ -176,10 +176,10 @@ def _time_to_target(line: _Line) -> Cell:
     if row.goal.time_to_target_s is None:
         return Cell("missed" if row.repeats else NOT_MEASURED)
     text = f"{line.near}{number(row.goal.time_to_target_s)}"
-    return Cell(text, _half_width(row.goal.time_to_target_s))
+    return Cell(text, half_width(row.goal.time_to_target_s))
 
 
-def _half_width(interval: Interval) -> str:
+def half_width(interval: Interval) -> str:
     """Return the larger distance of a bound from the estimate, in percent of the estimate.
 
     Of a wide interval, return the bounds.

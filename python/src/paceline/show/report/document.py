@@ -32,6 +32,7 @@ from paceline.show.report.figures.speed import (
     metric_chart,
     speedup_chart,
     step_distribution_chart,
+    weak_scaling_chart,
 )
 from paceline.show.report.local_global import QUESTION, local_global_section
 from paceline.show.report.profile import communication_section
@@ -50,8 +51,11 @@ from paceline.show.report.sections import (
     of_workloads,
     phase_table,
     recovery_section,
+    scalings_by_entry,
     sidecar_sentence,
     staleness_section,
+    weak_scaling_section,
+    weak_scaling_sentences,
 )
 from paceline.show.report.verdict import verdict_sentence
 from paceline.show.report.wording import (
@@ -140,7 +144,10 @@ def render(comparison: Comparison) -> str:
 
 
 def _headlines(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """Yield workloads with the answer on several nodes, if there is one, and with the verdict."""
+    """Yield weak scalings, and workloads with the answer on several nodes and the verdict."""
+    for entry, own in scalings_by_entry(comparison).items():
+        if words := weak_scaling_sentences(comparison, own):
+            yield f"{entry}, weak scaling", " ".join(words)
     for workload in comparison.workloads:
         for found in comparison.local_global:
             if found.workload == workload:
@@ -157,10 +164,12 @@ def charts(comparison: Comparison) -> dict[str, Chart]:
 def page_sections(comparison: Comparison) -> list[Section]:
     """Return the sections of the page that have something to show.
 
-    Local strategies on several nodes, speed and causes are open, everything else is folded.
+    Local strategies on several nodes, weak scaling, speed and causes are open, everything else is
+    folded.
     """
     open_ones = [
         local_global_section(comparison, local_global_chart),
+        weak_scaling_section(comparison, weak_scaling_chart),
         _speed_section(comparison),
         causes_section(comparison),
     ]

@@ -1,22 +1,28 @@
-"""Sections of the page about lossy training, failures, time, evaluations and the sidecar."""
+"""Sections of the page about weak scaling, lossy training, failures, time, evaluations and the
+sidecar."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.compare.compression import CompressionEffect
-from paceline.analysis.compare.row import Row, short_name
+from paceline.analysis.compare.row import Row, plain_name, short_name
 from paceline.analysis.compare.run import Comparison
+from paceline.analysis.compare.weak_scaling import ScalingPoint, WeakScaling
+from paceline.analysis.statistics.intervals import Interval
+from paceline.analysis.trial.reading import TIMES
 from paceline.analysis.trial.recovery import FailureCost, failure_costs
 from paceline.analysis.trial.stragglers import Staleness
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.measure.records.phases import ALL_PHASES, OTHER_SPANS
-from paceline.show.report.columns import interval_cell
+from paceline.show.report.columns import half_width, interval_cell, mark_cell
 from paceline.show.report.section import Cell, Column, Detail, Section, Table
 from paceline.show.report.wording import (
     NOT_MEASURED,
     bounds,
+    bounds_in_words,
+    counted,
     mebibytes,
     megabytes,
     number,
@@ -24,6 +30,11 @@ from paceline.show.report.wording import (
     whole,
     with_bounds,
 )
+
+if TYPE_CHECKING:
+    from paceline.show.report.figures.charts import Chart
+
+    DrawScaling = Callable[[Comparison, Sequence[WeakScaling]], Chart]
 
 _BASELINE_MARK = "†"
 _OTHER_SPANS = {
@@ -41,6 +52,11 @@ _NOT_DETERMINISTIC = (
     "Without a barrier the order of updates differs from run to run (except in a pipeline): these "
     "trainings are not deterministic and not equivalent."
 )
+_WEAK_SCALING = (
+    "Every replica has the same number of samples of a step, so the global batch grows with the "
+    "replicas. Throughput is samples/s over those of one replica. Efficiency is the step time of "
+    "one replica over that of a configuration."
+)
 _UNKNOWN_FAILURE = "not caused by the run"
 
 
@@ -54,6 +70,139 @@ def of_workloads(
     found = [part(comparison, workload) for workload in comparison.workloads]
     parts = [each for each in found if each is not None]
     return Section(parts=parts, **fields) if parts else None
+
+
+# --- weak scaling ---------------------------------------------------------------------------------
+
+
+def weak_scaling_section(comparison: Comparison, draw: DrawScaling) -> Section | None:
+    """Return the section of the page; None without a batch for each replica.
+
+    draw: a parameter, because the terminal must not load Plotly.
+    """
+    by_entry = scalings_by_entry(comparison)
+    if not by_entry:
+        return None
+    return Section(
+        title="Weak scaling",
+        anchor="weak-scaling",
+        intro=_WEAK_SCALING,
+        parts=[
+            Section(
+                title=_scaling_title(own),
+                charts=(draw(comparison, own),),
+                table=_scaling_table(comparison, own, Detail.PAGE),
+                notes=_without_one_replica(comparison, own),
+            )
+            for own in by_entry.values()
+        ],
+    )
+
+
+def weak_scaling_views(
+    comparison: Comparison, workloads: Sequence[str], detail: Detail
+) -> list[Section]:
+    """Return what the terminal shows, a section for each entry that has one of the workloads."""
+    return [
+        Section(
+            table=_scaling_table(comparison, own, detail, title=_scaling_title(own)),
+            notes=("Throughput and efficiency are relative to one replica.",),
+            parts=(Section(notes=_without_one_replica(comparison, own)),),
+        )
+        for own in scalings_by_entry(comparison).values()
+        if any(
+            comparison.row(point.configuration).workload in workloads
+            for each in own
+            for point in each.points
+        )
+    ]
+
+
+def scalings_by_entry(comparison: Comparison) -> dict[str, list[WeakScaling]]:
+    """Return the weak scalings of each entry of [[workloads]]."""
+    found: dict[str, list[WeakScaling]] = {}
+    for each in comparison.weak_scaling:
+        found.setdefault(each.workload, []).append(each)
+    return found
+
+
+def weak_scaling_sentences(comparison: Comparison, own: Sequence[WeakScaling]) -> list[str]:
+    """State the throughput of each strategy with the most replicas."""
+    found = []
+    for each in own:
+        last = each.points[-1]
+        if last.throughput is None or last.efficiency is None:
+            continue
+        name = plain_name(comparison.row(last.configuration), comparison.rows)
+        found.append(
+            f"{name[0].upper()}{name[1:]} with {counted(last.replicas, 'replica')}: "
+            f"{last.throughput.estimate:.2f}{TIMES} the samples/s of one replica "
+            f"({bounds_in_words(last.throughput)}), efficiency {last.efficiency.estimate:.2f} "
+            f"({bounds_in_words(last.efficiency)})."
+        )
+    return found
+
+
+def _scaling_title(own: Sequence[WeakScaling]) -> str:
+    samples = counted(own[0].batch_per_replica, "sample")
+    return f"Weak scaling of {own[0].workload}, {samples} for each replica"
+
+
+def _scaling_table(
+    comparison: Comparison, own: Sequence[WeakScaling], detail: Detail, title: str = ""
+) -> Table[ScalingPoint]:
+    """Show each configuration once; that of one replica belongs to several strategies."""
+    points = {point.configuration: point for each in own for point in each.points}
+    in_order = sorted(points.values(), key=lambda point: point.replicas > 1)
+
+    def row(point: ScalingPoint) -> Row:
+        return comparison.row(point.configuration)
+
+    def interval(value: Interval | None) -> Cell:
+        if value is None or detail > Detail.NARROW:
+            return interval_cell(value)
+        return Cell(number(value), half_width(value))
+
+    def relative(value: Interval | None) -> Cell:
+        if value is not None and value.low == value.high == 1:
+            return Cell("1")
+        return interval(value)
+
+    columns: list[Column[ScalingPoint]] = [
+        Column("configuration", lambda p: short_name(row(p), comparison.rows), "name"),
+        Column("re-\nplicas", lambda p: str(p.replicas)),
+        Column("global\nbatch", lambda p: str(p.global_batch)),
+        Column("samples/s", lambda p: interval(p.samples_per_s)),
+        Column("through-\nput", lambda p: relative(p.throughput)),
+        Column("effi-\nciency", lambda p: relative(p.efficiency)),
+        Column("s per\nstep", lambda p: interval(p.step_s), detail=Detail.WIDE),
+        Column("eq.", lambda p: mark_cell(row(p))),
+    ]
+    return Table(
+        columns=columns,
+        items=in_order,
+        title=title,
+        style=lambda point: "soft" if point.throughput is None else "",
+        gap=1,
+    )
+
+
+def _without_one_replica(comparison: Comparison, own: Sequence[WeakScaling]) -> list[str]:
+    """Say which strategies have no efficiency, and what the run would need."""
+    found = []
+    for each in own:
+        if each.one_replica is not None:
+            continue
+        last = comparison.row(each.points[-1].configuration)
+        place = last.placement
+        worker = counted(place.threads_per_worker, "thread")
+        stages = "" if place.stages == 1 else f"{place.stages} stages of "
+        found.append(
+            f"{short_name(last, comparison.rows)}: no efficiency, because no equivalent "
+            f"configuration with one replica of {stages}{worker} in {last.training.precision} "
+            "has finished; add one to the [[trials]]"
+        )
+    return found
 
 
 def lossy_section(comparison: Comparison, workload: str) -> Section | None:

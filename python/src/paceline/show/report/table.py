@@ -24,7 +24,7 @@ from paceline.show.report.section import (
     terminal_table,
     terminal_view,
 )
-from paceline.show.report.sections import lossy_section, staleness_section
+from paceline.show.report.sections import lossy_section, staleness_section, weak_scaling_views
 from paceline.show.report.verdict import verdict_sentence
 from paceline.show.report.wording import (
     mark_of,
@@ -59,11 +59,13 @@ def comparison_view(
 
 
 def _verdict_view(comparison: Comparison, workloads: Sequence[str], width: int) -> RenderableType:
-    """Return the verdict on each of the workloads, after the answer on several nodes."""
-    found: list[RenderableType] = []
+    """Return the verdict on each of the workloads, after weak scaling and several nodes."""
+    detail = detail_of(width)
+    scalings = weak_scaling_views(comparison, workloads, detail)
+    found: list[RenderableType] = [terminal_view(each, detail) for each in scalings]
     for workload in workloads:
         answer = answer_view(comparison, workload)
-        found += [] if answer is None else [terminal_view(answer, detail_of(width))]
+        found += [] if answer is None else [terminal_view(answer, detail)]
         sentence = verdict_sentence(comparison, workload)
         found.append(Text(f"{workload}: {sentence}", style="bold"))
     return spaced(found)

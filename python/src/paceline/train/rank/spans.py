@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.collectives.recorder import Operation, Recorder, Report, reporting
+from paceline.measure.records.communication import LastOperation, OperationNotes, last_operations
 from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import TrialFiles
-from paceline.measure.records.pending import LastOperation, OperationNotes, last_operations
 from paceline.measure.records.rows import CommunicationRow, SpanName, SpanRow
 
 

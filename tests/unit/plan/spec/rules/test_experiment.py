@@ -117,3 +117,50 @@ def test_automatic_repeats_and_their_keys():
         load_spec("quickstart", ["repeats=2", "max_repeats=6"])
     with pytest.raises(UsageError, match="repeats: "):
         load_spec("quickstart", ['repeats="often"'])
+
+
+TWO = 'launcher = "local"; local_strategy = "processes"; ranks_per_node = 2'
+
+
+def test_batch_per_replica_excludes_a_global_batch_of_the_same_table():
+    fault = fault_of(spec_text(tables="[training]; batch_per_replica = 8; global_batch = 16"))
+    assert "training: expected global_batch or batch_per_replica, got global_batch = 16" in fault
+    fault = fault_of(spec_text(workload='name = "tiny"; batch_per_replica = 8; global_batch = [4]'))
+    assert "workloads[1]: expected global_batch or batch_per_replica" in fault
+    nearer = spec_text(workload='name = "tiny"; batch_per_replica = 8', tables="[training]; "
+                       "global_batch = 16; max_steps = 8")  # fmt: skip
+    parse_spec(nearer, "mine.toml")
+
+
+@pytest.mark.parametrize(
+    ("batches", "fault"),
+    [
+        ("[8, 8]", "training.global_batch: expected each batch once, got [8, 8]"),
+        ("[8, 0]", "training.global_batch[2]: input should be greater than or equal to 1, got 0"),
+        ("[8, 9]", "a global batch of 9 cannot be divided among 2 replicas"),
+    ],
+)
+def test_faults_of_several_global_batches_are_those_of_each(batches, fault):
+    text = fault_of(spec_text(TWO, tables=f"[training]; max_steps = 8; global_batch = {batches}"))
+    assert text.count("\n  - ") == 1
+    assert fault in text
+
+
+def test_steps_are_counted_with_each_known_batch():
+    keys = "[training]; epochs = 1; batch_per_replica = 10; warmup_steps = 1"
+    text = fault_of(spec_text(TWO, workload='name = "tiny"; samples = 20', tables=keys))
+    assert "warmup_steps = 1 leaves nothing to measure of 1 steps" in text
+    assert text.count("\n  - ") == 1
+
+
+def test_workload_cannot_have_the_name_of_a_batch_of_another():
+    workload = 'name = "tiny"; batch_per_replica = 8; [[workloads]]; name = "tiny-batch16"; task = '
+    fault = fault_of(spec_text(workload=workload + '"a.py:B"'))
+    assert 'workloads: "tiny-batch16" is the name of a training of "tiny"' in fault
+
+
+@pytest.mark.parametrize("batch", ["global_batch = [8, 16]", "batch_per_replica = 8"])
+def test_search_refuses_several_global_batches(batch):
+    fault = fault_of(spec_text(tables=f"[training]; max_steps = 8; {batch}; [tune]; steps = 4"))
+    assert "tune: a search compares settings that train one global batch, expected a" in fault
+    assert f"got {batch}" in fault

@@ -30,11 +30,21 @@ from paceline.plan.spec.rules.trial import (
 from paceline.plan.spec.secret_values import holds_secret, unrecorded_settings
 from paceline.plan.spec.sentences import no_such_key, sentences
 from paceline.plan.spec.values import BASELINE, EVALUATION_KEYS, LEARNING_RATE_KEYS
-from paceline.plan.spec.workloads import first_given, known_steps, reads_dataset, workload_of
+from paceline.plan.spec.workloads import (
+    BatchAxis,
+    batch_axis,
+    first_given,
+    is_name_with_batch,
+    known_steps,
+    reads_dataset,
+    with_global_batch,
+    workload_of,
+)
 
 # Training values that a script decides itself.
 _OF_BUILT_IN_TRAININGS = (
-    "image_size", "global_batch", "epochs", "learning_rate", "momentum", "dropout", "reading",
+    "image_size", "global_batch", "batch_per_replica", "epochs", "learning_rate", "momentum",
+    "dropout", "reading",
     *TRIAL_VALUES, *LEARNING_RATE_KEYS, *EVALUATION_KEYS,
 )  # fmt: skip
 # Variables that decide how many threads and which peers a rank has.
@@ -76,6 +86,7 @@ def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:
     faults += _repeat_faults(experiment)
     faults += _failure_faults(experiment)
     faults += _duplicate_faults(trials)
+    faults += _batch_key_faults(experiment)
     for place, workload in enumerate(experiment.workloads, start=1):
         where = f"workloads[{place}]"
         faults += _script_faults(workload, experiment, where)
@@ -155,6 +166,34 @@ def _failure_faults(experiment: Experiment) -> Iterator[str]:
         )
 
 
+def _batch_key_faults(experiment: Experiment) -> Iterator[str]:
+    """Yield keys of batches that exclude each other, and names that a batch makes ambiguous."""
+    tables = {"training": experiment.training} | {
+        f"workloads[{place}]": workload
+        for place, workload in enumerate(experiment.workloads, start=1)
+    }
+    for where, table in tables.items():
+        batch = table.global_batch
+        if table.batch_per_replica is not None and batch is not None:
+            given = list(batch) if isinstance(batch, tuple) else batch
+            yield (
+                f"{where}: expected global_batch or batch_per_replica, got global_batch = {given} "
+                f"and batch_per_replica = {table.batch_per_replica}; with the second the global "
+                "batch grows with the replicas, so remove one"
+            )
+        if isinstance(batch, tuple) and len(set(batch)) < len(batch):
+            yield f"{where}.global_batch: expected each batch once, got {list(batch)}"
+    for workload in experiment.workloads:
+        if batch_axis(workload, experiment) is None:
+            continue
+        for other in experiment.workloads:
+            if is_name_with_batch(other.name, workload.name):
+                yield (
+                    f'workloads: "{other.name}" is the name of a training of "{workload.name}" '
+                    "with that global batch; expected another name"
+                )
+
+
 def _duplicate_faults(trials: list[tuple[int, TrialRequest]]) -> Iterator[str]:
     seen: set[str] = set()
     for place, trial in trials:
@@ -167,11 +206,19 @@ def _duplicate_faults(trials: list[tuple[int, TrialRequest]]) -> Iterator[str]:
 def _workload_faults(
     workload: WorkloadRequest, experiment: Experiment, trials: list[tuple[int, TrialRequest]]
 ) -> Iterator[str]:
-    for place, trial in trials:
-        if applies(trial, workload) and are_counts_valid(trial):
-            for fault in _batch_faults(trial, workload, experiment):
-                yield f"trials[{place}]: workload {workload.name}: {fault}"
-    yield from _step_faults(workload, experiment)
+    applied = [
+        (place, trial)
+        for place, trial in trials
+        if applies(trial, workload) and are_counts_valid(trial)
+    ]
+    for place, trial in applied:
+        for fault in _batch_faults(trial, workload, experiment):
+            yield f"trials[{place}]: workload {workload.name}: {fault}"
+    axis = batch_axis(workload, experiment)
+    if axis is None:
+        yield from _step_faults(workload, experiment)
+    else:
+        yield from _step_faults_of_axis(axis, workload, experiment, [trial for _, trial in applied])
     yield from _evaluation_faults(workload, experiment)
     yield from _learning_rate_faults(workload, experiment)
 
@@ -189,14 +236,31 @@ def _batch_faults(
     counts = counts_if_known(trial)
     if counts is None:
         return
-    defaults = workload_of(workload)
-    batch = first_given("global_batch", workload, experiment) or defaults.global_batch
-    try:
-        share = batch_per_replica(batch, trial.nodes * counts.replicas)
-    except UsageError as error:
-        yield str(error)
-        return
-    yield from STRATEGIES.get(trial.local_strategy).batch_faults(trial, counts, share, defaults)
+    strategy, defaults = STRATEGIES.get(trial.local_strategy), workload_of(workload)
+    for batch in _known_batches(trial, workload, experiment):
+        try:
+            share = batch_per_replica(batch, trial.nodes * counts.replicas)
+        except UsageError as error:
+            yield str(error)
+            continue
+        yield from strategy.batch_faults(trial, counts, share, defaults)
+
+
+def _known_batches(
+    trial: TrialRequest, workload: WorkloadRequest, experiment: Experiment
+) -> tuple[int, ...]:
+    """Return the global batches with which a trial trains a workload, as far as they are known.
+
+    With a batch for each replica, that of a trial whose replicas the cores give is not.
+    """
+    axis = batch_axis(workload, experiment)
+    if axis is None:
+        given = first_given("global_batch", workload, experiment)
+        return (given or workload_of(workload).global_batch,)
+    if axis.per_replica is None:
+        return axis.batches
+    counts = counts_if_known(trial)
+    return () if counts is None else (axis.per_replica * trial.nodes * counts.replicas,)
 
 
 def _step_faults(workload: WorkloadRequest, experiment: Experiment) -> Iterator[str]:
@@ -208,6 +272,25 @@ def _step_faults(workload: WorkloadRequest, experiment: Experiment) -> Iterator[
             f"workload {workload.name}: warmup_steps = {warmup} leaves nothing to measure of "
             f"{steps} steps; use at most {steps - 1}, or train longer (max_steps, epochs)"
         )
+
+
+def _step_faults_of_axis(
+    axis: BatchAxis,
+    workload: WorkloadRequest,
+    experiment: Experiment,
+    trials: Iterable[TrialRequest],
+) -> list[str]:
+    """Return the same for each global batch that is known; equal faults once."""
+    batches = {*axis.batches, *(() if axis.per_replica is None else (axis.per_replica,))}
+    for trial in trials:
+        batches.update(_known_batches(trial, workload, experiment))
+    return list(
+        dict.fromkeys(
+            fault
+            for batch in sorted(batches)
+            for fault in _step_faults(with_global_batch(workload, batch), experiment)
+        )
+    )
 
 
 def _learning_rate_faults(workload: WorkloadRequest, experiment: Experiment) -> Iterator[str]:
@@ -310,6 +393,9 @@ def _tune_faults(experiment: Experiment) -> Iterator[str]:
     tune = experiment.tune
     if tune is None:
         return
+    for workload in experiment.workloads:
+        if (fault := unsearched_batch_fault(workload, experiment)) is not None:
+            yield f"tune: {fault}"
     for place, name in enumerate(tune.strategies or (), start=1):
         if name not in STRATEGIES:
             yield STRATEGIES.unknown(name, f"tune.strategies[{place}]")
@@ -324,6 +410,18 @@ def _tune_faults(experiment: Experiment) -> Iterator[str]:
             )
         elif key in _NAMES:
             yield from _value_faults(able[0], key, list_key, values)
+
+
+def unsearched_batch_fault(workload: WorkloadRequest, experiment: Experiment) -> str | None:
+    """Return why no search can tune the trials of a workload; None if one can."""
+    axis = batch_axis(workload, experiment)
+    if axis is None:
+        return None
+    return (
+        "a search compares settings that train one global batch, expected a number as "
+        f"global_batch of workload {workload.name}, got {axis.words}; search with one batch, then "
+        "copy the winners into the spec with several"
+    )
 
 
 def _can_use(request: TrialRequest, key: str, values: Sequence[Any]) -> bool:

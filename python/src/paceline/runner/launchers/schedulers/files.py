@@ -39,7 +39,7 @@ class Places:
     def dataset(self, trial: Trial) -> str:
         training = trial.training
         stays = self.data_dir is None or is_remote(training.dataset) or training.items is not None
-        return training.dataset if stays else f"{self.data_dir}/{training.workload}"
+        return training.dataset if stays else f"{self.data_dir}/{training.entry_name}"
 
 
 def shipped_trial(trial: Trial, places: Places) -> Trial:

@@ -12,8 +12,15 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from paceline.analysis.compare.local_global import LocalGlobal, OnNodes, StrategyLine
-from paceline.analysis.compare.row import Row, local_name, short_name, strategy_name
+from paceline.analysis.compare.row import (
+    NO_TRANSPORT,
+    Row,
+    local_name,
+    short_name,
+    strategy_name,
+)
 from paceline.analysis.compare.run import Comparison
+from paceline.analysis.compare.weak_scaling import ScalingPoint, WeakScaling
 from paceline.analysis.trial.evaluation import Evaluations
 from paceline.analysis.trial.host_frames import read_series
 from paceline.show.report.figures.charts import (
@@ -34,6 +41,7 @@ from paceline.show.report.figures.hosts import curve
 from paceline.show.report.wording import (
     DASH,
     arithmetic_words,
+    counted,
     drawn,
     place_words,
     with_bounds,
@@ -392,3 +400,64 @@ def _both(line: StrategyLine, there: OnNodes) -> str:
         f"{place_words(there.place)} {with_bounds(there.speedup)}<br>"
         f"efficiency between nodes {efficiency}"
     )
+
+
+def weak_scaling_chart(comparison: Comparison, own: Sequence[WeakScaling]) -> Chart:
+    """Draw throughput and efficiency of each strategy over its replicas, for one workload."""
+    titles = ("throughput over one replica", "efficiency")
+    figure = make_subplots(rows=1, cols=2, column_titles=titles, horizontal_spacing=0.1)
+    figure.update_annotations(font={"size": 12})
+    for number, each in enumerate(own):
+        points = [p for p in each.points if p.throughput is not None and p.efficiency is not None]
+        for column, values in enumerate(
+            ([p.throughput for p in points], [p.efficiency for p in points]), start=1
+        ):
+            known = [value for value in values if value is not None]
+            figure.add_scatter(
+                x=[point.replicas for point in points],
+                y=[value.estimate for value in known],
+                error_y=spread(known),
+                mode="lines+markers",
+                name=_scaling_name(comparison, each),
+                legendgroup=f"{number}",
+                showlegend=column == 1,
+                marker={"size": 9, "symbol": _SYMBOLS[number % len(_SYMBOLS)]},
+                line={"color": PALETTE[number % len(PALETTE)], "width": 1.5},
+                customdata=[with_bounds(value) for value in known],
+                text=[_scaling_point(comparison, point) for point in points],
+                hovertemplate="%{text}<br>%{customdata}<extra></extra>",
+                row=1,
+                col=column,
+            )
+    most = max(point.replicas for each in own for point in each.points)
+    dotted = {"dash": "dot", "width": 1, "color": GREY}
+    figure.add_shape(type="line", x0=1, y0=1, x1=most, y1=most, line=dotted, row=1, col=1)
+    figure.add_shape(type="line", x0=1, y0=1, x1=most, y1=1, line=dotted, row=1, col=2)
+    counts = sorted({point.replicas for each in own for point in each.points})
+    figure.update_xaxes(title="replicas", tickvals=counts)
+    figure.update_yaxes(rangemode="tozero")
+    return chart(
+        figure,
+        title=f"Weak scaling, {own[0].workload}",
+        caption=f"Each replica has {own[0].batch_per_replica} samples of a step. A line is a "
+        "strategy under a launcher; vertical lines: 95 % intervals; dotted: as if the step of "
+        "every number of replicas took as long as that of one.",
+        height_px=360,
+        legend=True,
+        top=60,
+    )
+
+
+def _scaling_name(comparison: Comparison, each: WeakScaling) -> str:
+    """Name a strategy with launcher and transport, and the replicas of a node if nodes grow."""
+    row = comparison.row(each.points[-1].configuration)
+    over = "" if row.setup.transport == NO_TRANSPORT else f" over {row.setup.transport}"
+    per_node = each.replicas_per_node
+    nodes = "" if per_node is None else f", {per_node} on each node"
+    more = "".join(f", {label}" for label in row.setup.labels)
+    return f"{row.setup.local_strategy} under {row.setup.launcher}{over}{nodes}{more}"
+
+
+def _scaling_point(comparison: Comparison, point: ScalingPoint) -> str:
+    name = short_name(comparison.row(point.configuration), comparison.rows)
+    return f"{name}, {counted(point.replicas, 'replica')}, global batch {point.global_batch}"
