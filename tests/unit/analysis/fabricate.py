@@ -147,7 +147,9 @@ def scaled_way(local_strategy: str = "processes", **changes: Any) -> Way:
     return Way(local_strategy=local_strategy, **{**places, **times, **changes})
 
 
-def make_weak_scaling(root: Path, *ways: Way, replicas: Sequence[int] = (1, 2, 4)) -> RunFiles:
+def make_weak_scaling(
+    root: Path, *ways: Way, replicas: Sequence[int] = (1, 2, 4), jitter: float = 0.003
+) -> RunFiles:
     """Fabricate a run of ways with PER_REPLICA samples for each of their replicas.
 
     The baseline runs with the global batch of each number of `replicas`.
@@ -169,7 +171,7 @@ def make_weak_scaling(root: Path, *ways: Way, replicas: Sequence[int] = (1, 2, 4
         return dataclasses.replace(way, **times)
 
     every = [SEQUENTIAL, *ways]
-    return make_run(root, every, cases=cases, repeats=3, jitter=0.003, in_case=taken)
+    return make_run(root, every, cases=cases, repeats=3, jitter=jitter, in_case=taken)
 
 
 def make_half_batch(run: RunFiles, ways: Sequence[Way], case: Case, **drawn: Any) -> None:

@@ -241,6 +241,16 @@ def test_weak_scaling_comes_first_and_fits_the_terminal(scaled: Comparison, widt
     assert any("0.95" in line for line in shown)  # 0.635 s over 0.665 s
 
 
+def test_weak_scaling_with_wide_intervals_is_not_cut_off(tmp_path: Path) -> None:
+    own = fabricate.scaled_way
+    run = fabricate.make_weak_scaling(tmp_path, own(), own(ranks=4), jitter=2.0)
+    table = comparison_text(compare_run(run), 80).split("\n\n")[0]
+    assert "\u2013" in table  # bounds, which are longer than a share
+    for heading in ("re- global", "samples/s", "through-", "effi-", "ciency eq."):
+        assert heading in table
+    assert "4\u00d71" in table
+
+
 def test_strategy_without_one_replica_says_what_to_add(scaled: Comparison) -> None:
     words = " ".join(comparison_text(scaled, 80).split())
     assert (

@@ -61,6 +61,7 @@ from paceline.show.report.verdict import verdict_sentence
 from paceline.show.report.wording import (
     NOT_MEASURED,
     arithmetic_words,
+    beside_load,
     share,
     table_sentences,
     turns_mark,
@@ -147,7 +148,9 @@ def _headlines(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Yield weak scalings, and workloads with the answer on several nodes and the verdict."""
     for entry, own in scalings_by_entry(comparison).items():
         if words := weak_scaling_sentences(comparison, own):
-            yield f"{entry}, weak scaling", " ".join(words)
+            names = {point.configuration for each in own for point in each.points}
+            load = comparison.load_of(names)
+            yield f"{entry}, weak scaling", beside_load(" ".join(words), load)
     for workload in comparison.workloads:
         for found in comparison.local_global:
             if found.workload == workload:

@@ -106,8 +106,10 @@ def weak_scaling_views(
     return [
         Section(
             table=_scaling_table(comparison, own, detail, title=_scaling_title(own)),
-            notes=("Throughput and efficiency are relative to one replica.",),
-            parts=(Section(notes=_without_one_replica(comparison, own)),),
+            notes=[
+                "Throughput and efficiency are relative to one replica.",
+                *_without_one_replica(comparison, own),
+            ],
         )
         for own in scalings_by_entry(comparison).values()
         if any(
@@ -163,18 +165,23 @@ def _scaling_table(
             return interval_cell(value)
         return Cell(number(value), half_width(value))
 
-    def relative(value: Interval | None) -> Cell:
-        if value is not None and value.low == value.high == 1:
+    def ratio(value: Interval | None) -> Cell:
+        if value is None:
+            return Cell(NOT_MEASURED)
+        if value.low == value.high == 1:
             return Cell("1")
-        return interval(value)
+        is_narrow = detail == Detail.NARROW
+        return Cell(
+            f"{value.estimate:.2f}", half_width(value) if is_narrow else f"({bounds(value)})"
+        )
 
     columns: list[Column[ScalingPoint]] = [
-        Column("configuration", lambda p: short_name(row(p), comparison.rows), "name"),
+        Column("configuration", lambda p: short_name(row(p), comparison.rows), "text"),
         Column("re-\nplicas", lambda p: str(p.replicas)),
         Column("global\nbatch", lambda p: str(p.global_batch)),
         Column("samples/s", lambda p: interval(p.samples_per_s)),
-        Column("through-\nput", lambda p: relative(p.throughput)),
-        Column("effi-\nciency", lambda p: relative(p.efficiency)),
+        Column("through-\nput", lambda p: ratio(p.throughput)),
+        Column("effi-\nciency", lambda p: ratio(p.efficiency)),
         Column("s per\nstep", lambda p: interval(p.step_s), detail=Detail.WIDE),
         Column("eq.", lambda p: mark_cell(row(p))),
     ]

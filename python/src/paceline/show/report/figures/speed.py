@@ -404,9 +404,7 @@ def _both(line: StrategyLine, there: OnNodes) -> str:
 
 def weak_scaling_chart(comparison: Comparison, own: Sequence[WeakScaling]) -> Chart:
     """Draw throughput and efficiency of each strategy over its replicas, for one workload."""
-    titles = ("throughput over one replica", "efficiency")
-    figure = make_subplots(rows=1, cols=2, column_titles=titles, horizontal_spacing=0.1)
-    figure.update_annotations(font={"size": 12})
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.14)
     for number, each in enumerate(own):
         points = [p for p in each.points if p.throughput is not None and p.efficiency is not None]
         for column, values in enumerate(
@@ -435,7 +433,8 @@ def weak_scaling_chart(comparison: Comparison, own: Sequence[WeakScaling]) -> Ch
     figure.add_shape(type="line", x0=1, y0=1, x1=most, y1=1, line=dotted, row=1, col=2)
     counts = sorted({point.replicas for each in own for point in each.points})
     figure.update_xaxes(title="replicas", tickvals=counts)
-    figure.update_yaxes(rangemode="tozero")
+    for column, title in enumerate(("throughput over one replica", "efficiency"), start=1):
+        figure.update_yaxes(title=title, rangemode="tozero", row=1, col=column)
     return chart(
         figure,
         title=f"Weak scaling, {own[0].workload}",
@@ -444,7 +443,6 @@ def weak_scaling_chart(comparison: Comparison, own: Sequence[WeakScaling]) -> Ch
         "every number of replicas took as long as that of one.",
         height_px=360,
         legend=True,
-        top=60,
     )
 
 
