@@ -31,13 +31,13 @@ for step in range(6):
         loss = (correlation - 1).square().sum()
     optimizer.zero_grad()
     loss.backward()
-    if way != "local":
+    if way not in ("local", "rarely"):
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
             is_sum = way == "sum" or (way == "sum-at-the-end" and step == 5)
             parameter.grad /= 1 if is_sum else ranks
     optimizer.step()
-    if way == "local" and step % 2:
+    if (way == "local" and step % 2) or (way == "rarely" and step == 4):
         for parameter in model.parameters():
             dist.all_reduce(parameter.data)
             parameter.data /= ranks

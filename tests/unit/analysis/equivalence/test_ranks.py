@@ -270,6 +270,24 @@ def test_local_sgd_and_compressed_gradients_are_not_shown():
     found = judge_ranks(records, 2)
     assert found.statement == Statement.NOT_SHOWN
     assert "average their weights after some steps" in first(found)
+    steps = [a_step(r, lambda n, r=r: own_values(n, r)) for r in range(RANKS)]
+    later = [
+        judge_ranks(
+            [
+                OwnSteps(
+                    steps=[steps[r]],
+                    after=weights(r),
+                    marks=m(r),
+                    counts=[9],
+                    optimizers=["SGD"],
+                )
+                for r in range(RANKS)
+            ],
+            1,
+        )
+        for m in (lambda r: [r, r + 2, 4], lambda r: [4, r + 2])
+    ]
+    assert [each.statement for each in later] == [Statement.NOT_SHOWN, Statement.WRONG]
     layout = [COMPRESSED]
     steps = [a_step(r, lambda n: own_values(n, 7)) for r in range(RANKS)]
     assert judged(*steps, layout=layout).statement == Statement.NOT_SHOWN
