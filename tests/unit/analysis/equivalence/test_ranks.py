@@ -306,6 +306,27 @@ def test_zero_gradients_show_nothing_even_if_one_process_has_them_too():
     assert shown(LayoutFinding(passed=True, reason=""), found).statement == Statement.NOT_SHOWN
 
 
+def test_gradients_that_are_not_finite_are_no_evidence_of_a_missing_exchange():
+    not_finite = replace(sketch_of(np.zeros(64)), l2=-1.0)
+    steps = [
+        replace(
+            a_step(rank, mean),
+            own=[
+                OwnGradient(
+                    place=TensorPart(name=n),
+                    passes=[OwnPass(number=0, fresh=True, first=not_finite)],
+                )
+                for n in NAMES
+            ],
+            used=[UsedGradient(place=TensorPart(name=n), value=not_finite) for n in NAMES],
+        )
+        for rank in range(RANKS)
+    ]
+    found = judged(*steps)
+    assert found.statement == Statement.NOT_SHOWN
+    assert first(found) == "the gradient of body.weight, head.weight is not finite"
+
+
 def test_a_gradient_that_all_gather_loses_is_a_suspicion():
     found = of_both(gathered=["all_gather"])
     assert (found.statement, found.is_suspicious) == (Statement.MEAN, True)
