@@ -20,7 +20,7 @@ from paceline.train.rank.script.modules import (
     flat_parameters,
     named_parameters,
     parameter_names,
-    without_wrappers,
+    plain_names,
 )
 from paceline.train.rank.script.own_gradients import Leaf, place_of, sketch
 from paceline.train.rank.script.tensors import gradient_of
@@ -61,8 +61,9 @@ class States:
                 self._models[prefix] = model
             self._flat = flat_parameters(self._models)
             self._of_module = {
-                id(module): prefix + without_wrappers(name)
+                id(module): prefix + plain(name)
                 for prefix, model in self._models.items()
+                for plain in [plain_names(model)]
                 for name, module in model.named_modules()
             }
         return self._models
