@@ -193,8 +193,8 @@ def test_plain_ddp_is_no_false_alarm_and_another_model_is_not_compared(paceline)
 
 
 def test_each_way_to_train_allows_its_statement(paceline):
-    ways = {"mean": 1, "own-rows": 2, "sum-of-rows": 3, "pairs": 3, "correlation": 3}
-    ways |= {"local": 4, "sum": 5}
+    ways = {"mean": 1, "own-rows": 2, "inside": 2, "sum-of-rows": 3, "pairs": 3, "correlation": 3}
+    ways |= {"local": 4, "rarely": 4, "sum": 5}
     code, layouts = verified(paceline, f"--vary=--way={','.join(ways)}", STATEMENTS)
     found = {e["trial"]["arguments"][0]: e["shown"]["statement"] for e in layouts}
     assert found == {f"--way={way}": each for way, each in ways.items()}, layouts

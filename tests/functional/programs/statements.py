@@ -14,13 +14,30 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-has_own_rows = way in ("own-rows", "sum-of-rows", "pairs", "correlation")
+
+
+class Inside(nn.Module):
+    """Goes backward within its own forward pass, as frameworks do that call a user's step."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs):
+        outputs = self.model(inputs)
+        (outputs - inputs[:, :1]).square().mean().backward()
+        return outputs
+
+
+inside = Inside()
+has_own_rows = way in ("own-rows", "inside", "sum-of-rows", "pairs", "correlation")
 if has_own_rows:
     torch.manual_seed(1 + rank)
 for step in range(6):
     batch = torch.randn(8, 8)
     inputs = batch if has_own_rows else batch[rank::ranks]
-    outputs = model(inputs)
+    optimizer.zero_grad()
+    outputs = (inside if way == "inside" else model)(inputs)
     errors = (outputs - inputs[:, :1]).square()
     loss = errors.sum() if way == "sum-of-rows" else errors.mean()
     if way == "pairs":
@@ -29,15 +46,15 @@ for step in range(6):
         correlation = outputs.T @ outputs / len(outputs) / ranks
         dist.all_reduce(correlation)
         loss = (correlation - 1).square().sum()
-    optimizer.zero_grad()
-    loss.backward()
-    if way != "local":
+    if way != "inside":
+        loss.backward()
+    if way not in ("local", "rarely"):
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
             is_sum = way == "sum" or (way == "sum-at-the-end" and step == 5)
             parameter.grad /= 1 if is_sum else ranks
     optimizer.step()
-    if way == "local" and step % 2:
+    if (way == "local" and step % 2) or (way == "rarely" and step == 4):
         for parameter in model.parameters():
             dist.all_reduce(parameter.data)
             parameter.data /= ranks

@@ -270,6 +270,24 @@ def test_local_sgd_and_compressed_gradients_are_not_shown():
     found = judge_ranks(records, 2)
     assert found.statement == Statement.NOT_SHOWN
     assert "average their weights after some steps" in first(found)
+    steps = [a_step(r, lambda n, r=r: own_values(n, r)) for r in range(RANKS)]
+    later = [
+        judge_ranks(
+            [
+                OwnSteps(
+                    steps=[steps[r]],
+                    after=weights(r),
+                    marks=m(r),
+                    counts=[9],
+                    optimizers=["SGD"],
+                )
+                for r in range(RANKS)
+            ],
+            1,
+        )
+        for m in (lambda r: [r, r + 2, 4], lambda r: [4, r + 2])
+    ]
+    assert [each.statement for each in later] == [Statement.NOT_SHOWN, Statement.WRONG]
     layout = [COMPRESSED]
     steps = [a_step(r, lambda n: own_values(n, 7)) for r in range(RANKS)]
     assert judged(*steps, layout=layout).statement == Statement.NOT_SHOWN
@@ -286,6 +304,27 @@ def test_zero_gradients_show_nothing_even_if_one_process_has_them_too():
     found = of_both(lambda _: np.zeros(64), own=nothing)
     assert found.statement == Statement.NOT_SHOWN
     assert shown(LayoutFinding(passed=True, reason=""), found).statement == Statement.NOT_SHOWN
+
+
+def test_gradients_that_are_not_finite_are_no_evidence_of_a_missing_exchange():
+    not_finite = replace(sketch_of(np.zeros(64)), l2=-1.0)
+    steps = [
+        replace(
+            a_step(rank, mean),
+            own=[
+                OwnGradient(
+                    place=TensorPart(name=n),
+                    passes=[OwnPass(number=0, fresh=True, first=not_finite)],
+                )
+                for n in NAMES
+            ],
+            used=[UsedGradient(place=TensorPart(name=n), value=not_finite) for n in NAMES],
+        )
+        for rank in range(RANKS)
+    ]
+    found = judged(*steps)
+    assert found.statement == Statement.NOT_SHOWN
+    assert first(found) == "the gradient of body.weight, head.weight is not finite"
 
 
 def test_a_gradient_that_all_gather_loses_is_a_suspicion():

@@ -168,6 +168,9 @@ def _of_tensor(
         is_distinct=choices[0].is_distinct(),
         is_finite=all(each.value.l2 >= 0 for each in used.values()),
     )
+    if not result.is_finite:  # sketches of such tensors fit to everything
+        result.weights = dict.fromkeys(used, None)
+        return result
     for rank, each in used.items():
         kept = [s for s in (each.value, each.after, each.before_clip) if s is not None]
         fits = (_fitted(choice, sketch, rank) for sketch in kept for choice in choices)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 
@@ -181,6 +182,15 @@ def equal_starts(
     if all(each.after for each in records):
         states.append([each.after for each in records])
     return [not unequal_places(each) for each in states]
+
+
+def become_equal(records: Sequence[OwnSteps]) -> bool:
+    """Return whether ranks have other weights before a later step, and equal ones before another.
+
+    Both steps follow those that are recorded.
+    """
+    marks = zip(*(each.marks for each in records), strict=False)
+    return any(not a and b for a, b in pairwise(len(set(each)) == 1 for each in marks))
 
 
 def unequal_places(states: Sequence[Sequence[State]]) -> list[TensorPart]:

@@ -25,6 +25,7 @@ from paceline.analysis.equivalence.exchange import (
 from paceline.analysis.equivalence.own_checks import (
     Level,
     RankFinding,
+    become_equal,
     equal_groups,
     equal_starts,
     equal_states,
@@ -128,7 +129,8 @@ class _Judgement:
         self._keys = [key for key in self._by_key[0] if key in shared]  # as they took place
         self._layout = layout_of(records) or self._by_hand()
         self._equal = equal_starts(records, self._keys, self._by_key)
-        self._becomes_equal = any(not a and b for a, b in pairwise(self._equal))
+        in_these = any(not a and b for a, b in pairwise(self._equal))
+        self._becomes_equal = in_these or become_equal(records)
 
     def result(self) -> RanksFinding:
         found = list(self._findings())

@@ -167,6 +167,8 @@ class OwnSteps:
     steps: list[OwnStep] = field(default_factory=list)
     after: list[State] = field(default_factory=list)  # weights before the step that follows
     later: list[LaterWeights] = field(default_factory=list)
+    # checksum of a few numbers of each weight, before each step that is not recorded
+    marks: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)  # steps of each optimiser
     optimizers: list[str] = field(default_factory=list)  # their classes
     layout: list[str] = field(default_factory=list)  # forms of parallelism, as above

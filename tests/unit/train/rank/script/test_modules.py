@@ -15,6 +15,7 @@ from paceline.train.rank.script.modules import (
     plain_names,
     without_wrappers,
 )
+from paceline.train.rank.script.own_states import States
 
 
 def called(*models, inputs=None):
@@ -76,6 +77,11 @@ def trained(update, steps=9):
                 return step
             update(model, updates)
     return steps
+
+
+def test_a_module_that_mixes_rows_has_no_name_of_a_wrapper():
+    states = States(called(nn.Sequential(nn.DataParallel(nn.Sequential(nn.BatchNorm1d(4))))))
+    assert states.mixing() == ["0.0 (BatchNorm1d)"]
 
 
 def test_updates_without_an_optimiser_are_noticed():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from paceline.train.rank.script.modules import (
     flat_parameters,
     named_parameters,
     parameter_names,
-    without_wrappers,
+    plain_names,
 )
 from paceline.train.rank.script.own_gradients import Leaf, place_of, sketch
 from paceline.train.rank.script.tensors import gradient_of
@@ -29,6 +30,9 @@ _STATISTICS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
+
+
+_MARKED_ELEMENTS = 16
 
 
 class States:
@@ -57,8 +61,9 @@ class States:
                 self._models[prefix] = model
             self._flat = flat_parameters(self._models)
             self._of_module = {
-                id(module): prefix + without_wrappers(name)
+                id(module): prefix + plain(name)
                 for prefix, model in self._models.items()
+                for plain in [plain_names(model)]
                 for name, module in model.named_modules()
             }
         return self._models
@@ -102,6 +107,16 @@ class States:
                 place = TensorPart(name=name, part=owner.shard, parts=owner.shards)
                 found[name] = State(place=place, shape=list(own.shape), value=sketch(own))
         return list(found.values())
+
+    def mark(self) -> int:
+        """Return a checksum of a few numbers of each weight, which costs little in a step."""
+        found = 0
+        for parameter in (p for model in self.models().values() for p in model.parameters()):
+            if isinstance(parameter, DTensor) or parameter.is_meta:
+                continue
+            few = parameter.detach().flatten()[:_MARKED_ELEMENTS].to("cpu", torch.float32)
+            found = zlib.crc32(few.numpy().tobytes(), found)
+        return found
 
     def called(self, module: nn.Module, call: int) -> None:
         """Note the buffers of a module at its first call in a step.

@@ -280,6 +280,8 @@ class OwnStepsRecorder:
         if not self._last and (self._is_over or step >= self._most):
             if not self._found.after:
                 self._found.after = self._states.weights(self._optimizers)
+            if not number:
+                self._found.marks.append(self._states.mark())
             self._step = None
             return
         self._step = OwnStep(step=step, optimizer=number, scale=self._scale)

@@ -9,9 +9,10 @@ after which step all of them end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.own_steps import ReachedRows, TrainedRows, fed_rows
 from paceline.plan.trials.trial import Observation
 from paceline.train.rank.script.batches import checksums, tensors_in
-from paceline.train.rank.script.phases import around_steps, hooked, replaced
+from paceline.train.rank.script.phases import around_steps, first_loss, hooked, replaced
 from paceline.train.rank.script.program import EnoughSteps
 
 _MOST_OUTPUTS = 8
@@ -54,7 +55,12 @@ class ReachedRowsRecorder:
         self._stepping = 0  # depth of optimisers that call others
         self._passing = 0  # depth of backward passes
         self._calls: list[nn.Module] = []  # modules that are being called
-        self._call = 0  # number of the outermost call
+        self._outermost = 0  # number of the outermost call
+        # Modules that go backward in their own forward pass. They are no models: what is called in
+        # them is, as a step of the user is that a wrapper of a framework calls.
+        self._around: WeakSet[nn.Module] = WeakSet()
+        self._model: nn.Module | None = None  # the outermost one that is being called
+        self._call = 0  # number of its call
         self._call_rows: list[str] | None = None
         self._kind = (False, False)  # of the outermost call: `feeds` and `continues` of its rows
         self._now: list[ReachedRows] = []  # in the step that is under way
@@ -78,7 +84,7 @@ class ReachedRowsRecorder:
     @property
     def call(self) -> int:
         """Number of the outermost call that is under way, else of the next one."""
-        return self._call if self._calls else self._call + 1
+        return self._outermost if self._calls else self._outermost + 1
 
     def _write(self) -> None:
         is_whole = self.has_ended and self._count < _MOST_ROWS
@@ -91,9 +97,13 @@ class ReachedRowsRecorder:
             return
         self._has_begun = True
         if not self._calls:
-            self._call_rows, self._call = None, self._call + 1
+            self._model, self._outermost = None, self._outermost + 1
         self._calls.append(module)
-        if self._call_rows is None and torch.is_grad_enabled() and _has_parameters(self._calls[0]):
+        if module in self._around:
+            return
+        if self._model is None:
+            self._model, self._call_rows, self._call = module, None, self._call + 1
+        if self._call_rows is None and torch.is_grad_enabled() and _has_parameters(self._model):
             self._call_rows, self._kind = checksums(inputs), _kind(inputs)
 
     def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> None:
@@ -101,14 +111,21 @@ class ReachedRowsRecorder:
             return
         while self._calls and self._calls.pop() is not module:
             pass
-        if self._calls or not self._call_rows or not torch.is_grad_enabled():
+        model = self._model
+        if model is None or any(each is model for each in self._calls):
             return
+        if module is model and self._call_rows and torch.is_grad_enabled():
+            self._follow(tensors_in(outputs), self._call_rows)
+        self._model = None
+
+    def _follow(self, outputs: Iterable[Tensor], own: list[str]) -> None:
+        """Note its own rows of the call when a gradient arrives at an output."""
         feeds, continues = self._kind
         rows = ReachedRows(
             number=0,
             call=self._call,
-            module=type(module).__name__,
-            checksums=self._call_rows,
+            module=type(self._model).__name__,
+            checksums=own,
             feeds=feeds,
             continues=continues,
         )
@@ -118,17 +135,29 @@ class ReachedRowsRecorder:
                 self._now.append(rows)
             self.on_reached(rows)
 
-        with_gradient = [each for each in tensors_in(outputs) if each.requires_grad]
+        with_gradient = [each for each in outputs if each.requires_grad]
         for each in with_gradient[:_MOST_OUTPUTS]:
             each.register_hook(arrived)  # type: ignore[no-untyped-call]
 
     def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if self._calls and not self._passing:
+            self._leave_calls(first_loss(arguments, named))
         self._passing += 1
         self._has_begun = True
         try:
             return function(*arguments, **named)
         finally:
             self._passing -= 1
+
+    def _leave_calls(self, loss: Tensor | None) -> None:
+        """Take modules in whose forward pass a backward pass begins for no models.
+
+        Rows of what was called in them were not noted before; they are those of the outermost one.
+        """
+        self._around.update(self._calls)
+        if self._call_rows and loss is not None:
+            self._follow([loss], self._call_rows)
+        self._model = self._call_rows = None
 
     # --- steps ---
 
