@@ -1,0 +1,59 @@
+"""Ranks that train on the wrong rows.
+
+torchrun --nproc-per-node 2 data.py --bug same-samples [--fixed]
+"""
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+from utils import BATCH, Classifier, loader, rank, ranks, run, table
+
+
+def trained(batches):
+    """Train with DDP, one epoch after the other."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for epoch in batches:
+        for inputs, labels in epoch:
+            optimizer.zero_grad()
+            cross_entropy(net(inputs), labels).backward()
+            optimizer.step()
+
+
+def same_samples(wrong):
+    """No DistributedSampler."""
+    dataset = table()
+    sampler = None if wrong else DistributedSampler(dataset, shuffle=False)
+    trained([DataLoader(dataset, batch_size=BATCH // ranks(), sampler=sampler)])
+
+
+def seed_of_rank(wrong):
+    """Each rank shuffles by a seed of its own, and takes its part of the order."""
+    dataset = table(192)
+    generator = torch.Generator().manual_seed(3 + (rank() if wrong else 0))
+    order = torch.randperm(len(dataset), generator=generator)[rank() :: ranks()]
+    trained([DataLoader(Subset(dataset, order.tolist()), batch_size=BATCH // ranks())])
+
+
+def divided_twice(wrong):
+    """A part of the data for each rank, of which a DistributedSampler takes a part again."""
+    dataset = table()
+    if wrong:
+        part = Subset(dataset, range(rank(), len(dataset), ranks()))
+        trained([loader(part, shuffle=False)])
+    else:
+        trained([loader(dataset, shuffle=False)])
+
+
+def overlap(wrong):
+    """The parts of the ranks overlap, as the begin of one is computed from another size."""
+    dataset = table(160)
+    size = len(dataset) // ranks()
+    begin = rank() * (size // 2 if wrong else size)
+    part = Subset(dataset, range(begin, begin + size))
+    trained([DataLoader(part, batch_size=BATCH // ranks())])
+
+
+if __name__ == "__main__":
+    run(__doc__, same_samples, seed_of_rank, divided_twice, overlap)

@@ -1,0 +1,87 @@
+"""Losses in which samples of ranks have unequal weights.
+
+torchrun --nproc-per-node 2 sample_weights.py --bug token-mean [--fixed]
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from utils import (
+    CLASSES,
+    Classifier,
+    Tagger,
+    average,
+    loader,
+    mlp,
+    rank,
+    ranks,
+    run,
+    sentences,
+    sum_of_ranks,
+    table,
+)
+
+
+def token_mean(wrong):
+    """A mean over the valid labels of each rank."""
+    net = DistributedDataParallel(Tagger())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for tokens, labels in loader(sentences()):
+        optimizer.zero_grad()
+        outputs = net(tokens).flatten(0, 1)
+        if wrong:
+            loss = cross_entropy(outputs, labels.flatten(), ignore_index=-100)
+        else:
+            loss = cross_entropy(outputs, labels.flatten(), ignore_index=-100, reduction="sum")
+            loss = loss * ranks() / sum_of_ranks((labels != -100).sum())
+        loss.backward()
+        optimizer.step()
+
+
+def uneven_shares(wrong):
+    """The faster rank has two thirds of the rows, and both count the same."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    inputs, labels = table(72).tensors
+    for batch in torch.arange(72).split(12):
+        own = batch if ranks() == 1 else (batch[:8], batch[8:])[rank()]
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs[own]), labels[own])
+        if not wrong:
+            loss = loss * len(own) * ranks() / len(batch)
+        loss.backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+def class_weights(wrong):
+    """The loss divides by the class weights of each rank's rows."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    weights = torch.linspace(0.5, 4.0, CLASSES)
+    criterion = nn.CrossEntropyLoss(weight=weights, reduction="mean" if wrong else "sum")
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        loss = criterion(net(inputs), labels)
+        if not wrong:
+            loss = loss * ranks() / sum_of_ranks(weights[labels].sum())
+        loss.backward()
+        optimizer.step()
+
+
+def masked_error(wrong):
+    """A regression with missing targets divides by those that each rank has."""
+    net = DistributedDataParallel(mlp(outputs=CLASSES))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for inputs, labels in loader(table()):
+        known = inputs[:, :CLASSES] > 0.2 * labels[:, None] - 0.5
+        errors = (net(inputs) - inputs[:, :CLASSES].cos()).square()
+        count = known.sum() if wrong else sum_of_ranks(known.sum()) / ranks()
+        optimizer.zero_grad()
+        ((errors * known).sum() / count).backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    run(__doc__, token_mean, uneven_shares, class_weights, masked_error)
