@@ -4,10 +4,11 @@ torchrun --nproc-per-node 2 data.py --bug same-samples [--fixed]
 """
 
 import torch
+import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
-from utils import BATCH, Classifier, loader, rank, ranks, run, table
+from utils import BATCH, FEATURES, Classifier, loader, rank, ranks, run, table
 
 
 def trained(batches):
@@ -55,5 +56,22 @@ def overlap(wrong):
     trained([DataLoader(part, batch_size=BATCH // ranks())])
 
 
+def own_moments(wrong):
+    """Rows are shifted by the running mean of those of each rank."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    count, total = torch.zeros(1), torch.zeros(FEATURES)
+    inputs, labels = table().tensors
+    for batch in torch.arange(len(inputs)).split(BATCH):
+        own = batch[rank() :: ranks()]
+        new = torch.cat([torch.full((1,), float(len(own))), inputs[own].sum(0)])
+        if not wrong:
+            dist.all_reduce(new)
+        count, total = count + new[:1], total + new[1:]
+        optimizer.zero_grad()
+        cross_entropy(net(inputs[own] - total / count), labels[own]).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
-    run(__doc__, same_samples, seed_of_rank, divided_twice, overlap)
+    run(__doc__, same_samples, seed_of_rank, divided_twice, overlap, own_moments)

@@ -6,7 +6,7 @@ torchrun --nproc-per-node 2 exchange.py --bug total [--fixed]
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, dropout, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from utils import FEATURES, Classifier, average, loader, mlp, rank, ranks, run, table
 
@@ -33,6 +33,19 @@ def total(wrong):
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
             if not wrong:
                 parameter.grad /= ranks()
+        optimizer.step()
+
+
+def total_with_dropout(wrong):
+    """Sums in place of means, where random numbers hide them from a comparison."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(dropout(model(inputs), 0.4), labels).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 1 if wrong else ranks()
         optimizer.step()
 
 
@@ -110,4 +123,7 @@ def new_head(wrong):
 
 
 if __name__ == "__main__":
-    run(__doc__, no_exchange, total, divided_twice, tied_twice, late_drift, new_head)
+    run(
+        __doc__,
+        *(no_exchange, total, total_with_dropout, divided_twice, tied_twice, late_drift, new_head),
+    )

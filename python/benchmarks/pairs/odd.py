@@ -8,7 +8,6 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 from torch.nn.parallel import DistributedDataParallel
@@ -108,7 +107,7 @@ def joined(_wrong):
     inputs, labels = table(96).tensors
     size = 96 if ranks() == 1 else (56, 40)[rank()]
     begin = 56 * rank()
-    with Join([net]):
+    with net.join():
         for own in torch.arange(begin, begin + size).split(8):
             optimizer.zero_grad()
             cross_entropy(net(inputs[own]), labels[own]).backward()
@@ -120,7 +119,8 @@ class Recomputed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(3))
+        blocks = (nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh()) for _ in range(3))
+        self.blocks = nn.ModuleList(blocks)
         self.head = nn.Linear(FEATURES, CLASSES)
 
     def forward(self, inputs):

@@ -55,6 +55,22 @@ def uneven_shares(wrong):
         optimizer.step()
 
 
+def last_batch(wrong):
+    """The last batch has three rows, two on rank 0 and one on rank 1, which count the same."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    inputs, labels = table(99).tensors
+    for batch in torch.arange(99).split(16):
+        own = batch[rank() :: ranks()]
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs[own]), labels[own])
+        if not wrong:
+            loss = loss * len(own) * ranks() / len(batch)
+        loss.backward()
+        average(model.parameters())
+        optimizer.step()
+
+
 def class_weights(wrong):
     """The loss divides by the class weights of each rank's rows."""
     net = DistributedDataParallel(Classifier())
@@ -84,4 +100,4 @@ def masked_error(wrong):
 
 
 if __name__ == "__main__":
-    run(__doc__, token_mean, uneven_shares, class_weights, masked_error)
+    run(__doc__, token_mean, uneven_shares, last_batch, class_weights, masked_error)

@@ -131,18 +131,17 @@ def own_norm(wrong):
     for inputs, labels in DataLoader(table(), batch_size=BATCH):
         optimizer.zero_grad()
         cross_entropy(model(inputs), labels).backward()
-        parts = [
-            p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
-            for p in model.parameters()
-        ]  # fmt: skip
-        is_own = [isinstance(p, DTensor) for p in model.parameters()]
-        squares = torch.stack([part.square().sum() for part in parts])
-        own = squares[torch.tensor(is_own)].sum()
-        if not wrong:
-            dist.all_reduce(own)
-        norm = (own + squares[~torch.tensor(is_own)].sum()).sqrt()
-        for part in parts:
-            part.mul_(min(1.0, 0.05 / norm))
+        gradients = [parameter.grad for parameter in model.parameters()]
+        if wrong:
+            parts = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+            norm = torch.stack([part.norm() for part in parts]).norm()
+            for part in parts:
+                part.mul_(min(1.0, 0.05 / norm))
+        else:
+            whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
+            norm = torch.stack([part.norm() for part in whole]).norm()
+            for gradient in gradients:
+                gradient.mul_(min(1.0, 0.05 / float(norm)))
         optimizer.step()
 
 
