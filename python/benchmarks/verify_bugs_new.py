@@ -1,6 +1,6 @@
 """Bugs of parallel training, their right twins and odd right scripts under `paceline verify`.
 
-    python verify_bugs.py --out results/raw/verify_bugs.json [--only KIND[:CASE] ...] [--held-out] [--update]
+    python verify_bugs.py --out FILE.json [--only KIND[:CASE] ...] [--held-out] [--update]
 
 The scripts are in the folder pairs. What is true of each case is declared in pairs/cases.toml; each
 is verified with two ranks, as it is. A bug is found if it gets the declared statement, and its
