@@ -279,8 +279,10 @@ def equal_used(steps: Steps, exchanged: set[TensorPart]) -> Iterator[RankFinding
             other, theirs = first.setdefault(each.place, (rank, crc32))
             if each.before_clip is not None:
                 a, b = numbers(each.value), numbers(each.before_clip)
-                if square := float(b @ b):
-                    ratios.setdefault(rank, []).append(float(a @ b) / square)
+                ratio = float(a @ b) / (float(b @ b) or 1.0)
+                # Otherwise it was exchanged after it was clipped.
+                if ratio and np.linalg.norm(a - ratio * b) <= _ROUNDING * np.linalg.norm(a):
+                    ratios.setdefault(rank, []).append(ratio)
             if theirs != crc32 and other != rank:
                 names.add(each.place.name)
     yield from of_scales({r: float(np.median(each)) for r, each in ratios.items()}, _number(steps))
