@@ -27,7 +27,7 @@ from common import write_results
 
 PAIRS = Path(__file__).parent.resolve() / "pairs"
 ODD, RESUME = "odd", "resume"  # kinds
-_RESUME_WITH = ("--resume-with=--resume", "--stop-after=6")
+_RESUME_WITH = ("--resume-with=--resume", "--stop-after=8")
 _EQUAL, _NOT_SHOWN, _WRONG = 1, 4, 5  # statements
 _LIMIT_S = 120.0
 

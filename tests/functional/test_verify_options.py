@@ -133,6 +133,7 @@ def test_wrong_options_are_refused(paceline, options, expected):
         ("data", "own-moments", 1, 3),
         ("sample_weights", "last-batch", 1, 5),
         ("exchange", "total-with-dropout", 2, 5),
+        ("sharding", "lost-broadcast", 1, 5),  # weights are sent after each step
     ],
 )
 def test_odd_scripts_get_their_statement_beside_wrong_twins(paceline, kind, bug, right, wrong):

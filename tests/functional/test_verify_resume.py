@@ -25,7 +25,7 @@ def resumed(paceline, bug, *words, ranks=1, options=()):
     launcher = ("--launcher", "local") if ranks > 1 else ()
     finished = paceline.main(
         "verify", "--json", "-q", "--out", "run", "--ranks", str(ranks), *launcher,
-        "--resume-with", "--resume last.pt", "--stop-after", "6", *options,
+        "--resume-with", "--resume last.pt", "--stop-after", "8", *options,
         SCRIPT, "--bug", bug, *words,
     )  # fmt: skip
     assert finished.stdout, finished.stderr

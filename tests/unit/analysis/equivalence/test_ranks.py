@@ -459,3 +459,17 @@ def test_a_norm_before_the_exchange_that_clips_nothing_is_right():
 
     found = judged(*map(step, range(RANKS)))
     assert (found.statement, found.findings) == (Statement.DATA_PARALLEL, ())
+
+
+def test_weights_that_differ_beside_equal_ones_may_be_those_of_divided_layers():
+    def step(rank, names):
+        first = [
+            replace(each, value=sketch_of(np.full(64, 2.0 + rank * (each.place.name in names))))
+            for each in weights()
+        ]
+        return a_step(rank, mean, weights=[replace(each, shape=[8, 8]) for each in first])
+
+    every = judged(*(step(rank, NAMES) for rank in range(RANKS)))
+    assert first(every).endswith("let rank 0 send its weights")
+    some = judged(*(step(rank, NAMES[:1]) for rank in range(RANKS)))
+    assert first(some).endswith("where ranks divide these layers, all of them need the same rows")
