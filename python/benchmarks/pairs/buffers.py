@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.parallel import DistributedDataParallel
-from utils import FEATURES, Classifier, average, loader, mlp, rank, run, table
+from utils import CLASSES, FEATURES, Classifier, average, loader, mlp, rank, ranks, run, table
 
 
 def other_start(wrong):
@@ -108,5 +108,76 @@ def codebook(wrong):
         optimizer.step()
 
 
+class Centred(nn.Module):
+    """The outputs of a teacher, less their running mean, as in self-distillation."""
+
+    def __init__(self, is_global):
+        super().__init__()
+        self.is_global = is_global
+        self.register_buffer("centre", torch.zeros(CLASSES))
+
+    def forward(self, outputs):
+        found = outputs - self.centre
+        mean = outputs.detach().mean(0)
+        if self.is_global:
+            dist.all_reduce(mean)
+            mean /= ranks()
+        self.centre.lerp_(mean, 0.1)
+        return found
+
+
+def centre(wrong):
+    """The centre of the teacher's outputs follows each rank's rows."""
+    student, teacher_net = mlp(), mlp().requires_grad_(False)
+    centred = Centred(is_global=not wrong)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=0.01)
+    for inputs, _ in loader(table()):
+        targets = centred(teacher_net(inputs)).softmax(1)
+        optimizer.zero_grad()
+        cross_entropy(student(inputs), targets).backward()
+        average(student.parameters())
+        optimizer.step()
+
+
+class Scaled(nn.Module):
+    """Divides by the largest number that it has seen, as quantised layers do."""
+
+    def __init__(self, is_global):
+        super().__init__()
+        self.is_global = is_global
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, inputs):
+        largest = inputs.detach().abs().max()
+        if self.is_global:
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        self.largest = torch.maximum(self.largest, largest)
+        return inputs / self.largest
+
+
+def observer(wrong):
+    """The range of quantised inputs is that of each rank's rows."""
+    model = nn.Sequential(Scaled(is_global=not wrong), mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+def reset_layer(wrong):
+    """A layer is drawn anew after DDP sent all weights, with the generator of each rank."""
+    dataset = table()
+    torch.manual_seed(40 + (rank() if wrong else 0))
+    net = DistributedDataParallel(Classifier())
+    net.module.head.reset_parameters()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for inputs, labels in loader(dataset):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
-    run(__doc__, other_start, teacher, observations, codebook)
+    run(__doc__, other_start, teacher, observations, codebook, centre, observer, reset_layer)

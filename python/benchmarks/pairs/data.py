@@ -73,5 +73,45 @@ def own_moments(wrong):
         optimizer.step()
 
 
+def one_batch_ahead(wrong):
+    """Rank 1 leaves out its first batch, so that batches of a step are of different places."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    batches = iter(loader(table(160), shuffle=False))
+    if wrong and rank() == 1:
+        next(batches)
+    for _ in range(9):
+        inputs, labels = next(batches)
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def rank_of_node(wrong):
+    """The sampler gets the rank within a group of one, so that all ranks have the first part."""
+    dataset = table(192)
+    number = 0 if wrong else rank()
+    sampler = DistributedSampler(dataset, num_replicas=ranks(), rank=number, drop_last=True)
+    trained([DataLoader(dataset, batch_size=BATCH // ranks(), sampler=sampler)])
+
+
+def epoch_of_rank(wrong):
+    """Each rank gives its sampler another epoch, so that their parts of the order overlap."""
+    dataset = table(256)
+    sampler = DistributedSampler(dataset, seed=4)
+    sampler.set_epoch(rank() if wrong else 0)
+    trained([DataLoader(dataset, batch_size=BATCH // ranks(), sampler=sampler)])
+
+
 if __name__ == "__main__":
-    run(__doc__, same_samples, seed_of_rank, divided_twice, overlap, own_moments)
+    run(
+        __doc__,
+        same_samples,
+        seed_of_rank,
+        divided_twice,
+        overlap,
+        own_moments,
+        one_batch_ahead,
+        rank_of_node,
+        epoch_of_rank,
+    )

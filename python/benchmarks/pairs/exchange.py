@@ -122,8 +122,29 @@ def new_head(wrong):
         optimizer.step()
 
 
+def unused_branch(wrong):
+    """The list of parameters to exchange has those that a first pass, without a branch, reaches."""
+    parts = {"body": mlp(outputs=8), "rare": nn.Linear(8, 4), "head": nn.Linear(8, 4)}
+    model = nn.ModuleDict(parts)
+
+    def forward(inputs, *, has_rare):
+        hidden = torch.relu(model["body"](inputs))
+        outputs = model["head"](hidden)
+        return outputs + model["rare"](hidden) if has_rare else outputs
+
+    forward(torch.ones(2, FEATURES), has_rare=not wrong).sum().backward()
+    exchanged = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(forward(inputs, has_rare=True), labels).backward()
+        average(exchanged)
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(no_exchange, total, total_with_dropout, divided_twice, tied_twice, late_drift, new_head),
+        unused_branch,
     )

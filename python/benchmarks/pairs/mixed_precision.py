@@ -88,5 +88,61 @@ def one_precision(wrong):
         optimizer.step()
 
 
+def scaler_of_rank(wrong):
+    """A gradient scaler of each rank begins with a scale of its own."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (8 + (2 * rank() if wrong else 0)))
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        scaler.scale(cross_entropy(model(inputs), labels)).backward()
+        average(model.parameters())
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def clipped_scaled(wrong):
+    """Scaled gradients of each rank are clipped before the exchange, in place of unscaled ones."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scale = 2.0**10
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        (cross_entropy(model(inputs), labels) * scale).backward()
+        if wrong:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        average(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad /= scale
+        if not wrong:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def low_mean(wrong):
+    """Rank 1 rounds its weights to bf16 after each step, rank 0 does not."""
+    net = DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = net(inputs)
+        cross_entropy(outputs.float(), labels).backward()
+        optimizer.step()
+        if wrong and rank() == 1:
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.copy_(parameter.bfloat16())
+
+
 if __name__ == "__main__":
-    run(__doc__, own_overflow, scale_of_rank, old_master, one_precision)
+    run(
+        __doc__,
+        own_overflow,
+        scale_of_rank,
+        old_master,
+        one_precision,
+        scaler_of_rank,
+        clipped_scaled,
+        low_mean,
+    )

@@ -8,6 +8,7 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 from torch.nn.parallel import DistributedDataParallel
@@ -385,11 +386,195 @@ def sharp_minima(_wrong):
         optimizer.step()
 
 
+def joined_by_context(_wrong):
+    """Ranks have different numbers of batches, under Join itself."""
+    net = DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    inputs, labels = table(128).tensors
+    size = 128 if ranks() == 1 else (72, 56)[rank()]
+    with Join([net]):
+        for own in torch.arange(72 * rank(), 72 * rank() + size).split(8):
+            optimizer.zero_grad()
+            cross_entropy(net(inputs[own]), labels[own]).backward()
+            optimizer.step()
+
+
+def actor_critic(_wrong):
+    """A policy and a value are trained for two epochs on rows that each rank has collected."""
+    policy, value = DistributedDataParallel(mlp()), DistributedDataParallel(mlp(outputs=1))
+    weights = [*policy.parameters(), *value.parameters()]
+    optimizer = torch.optim.Adam(weights, lr=0.01)
+    generator = torch.Generator().manual_seed(30 + rank())
+    for _ in range(4):
+        states = torch.randn(16, FEATURES, generator=generator)
+        with torch.no_grad():
+            actions = policy(states).argmax(1)
+            rewards = states[:, 0] + (actions == 1)
+        for _ in range(2):
+            for own in torch.arange(16).split(8):
+                optimizer.zero_grad()
+                values = value(states[own]).squeeze(1)
+                advantage = (rewards[own] - values).detach()
+                chosen = -cross_entropy(policy(states[own]), actions[own], reduction="none")
+                loss = -(advantage * chosen).mean() + 0.5 * (rewards[own] - values).square().mean()
+                loss.backward()
+                nn.utils.clip_grad_norm_(weights, 0.5)
+                optimizer.step()
+
+
+def unused_parameters(_wrong):
+    """A branch is used in every second step, with find_unused_parameters."""
+
+    class Branched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.main, self.side = mlp(), mlp()
+
+        def forward(self, inputs, *, has_side):
+            outputs = self.main(inputs)
+            return outputs + self.side(inputs) if has_side else outputs
+
+    net = DistributedDataParallel(Branched(), find_unused_parameters=True)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for step, (inputs, labels) in enumerate(loader(table())):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs, has_side=step % 2 == 0), labels).backward()
+        optimizer.step()
+
+
+def autocast(_wrong):
+    """Forward passes in bf16, weights and gradients in fp32."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs = net(inputs)
+        cross_entropy(outputs.float(), labels).backward()
+        optimizer.step()
+
+
+def recurrent(_wrong):
+    """Sequences with time first, and a hidden state that is cut between parts of them."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.GRU(FEATURES, 12)
+            self.head = nn.Linear(12, FEATURES)
+
+        def forward(self, rows, hidden):
+            outputs, hidden = self.body(rows, hidden)
+            return self.head(outputs), hidden
+
+    net = DistributedDataParallel(Recurrent())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    series = torch.randn(33, 16, FEATURES).cumsum(0) / 4
+    own = series[:, rank() :: ranks()]
+    hidden = torch.zeros(1, own.shape[1], 12)
+    for begin in range(0, 32, 4):
+        inputs, targets = own[begin : begin + 4], own[begin + 1 : begin + 5]
+        optimizer.zero_grad()
+        outputs, hidden = net(inputs, hidden.detach())
+        mse_loss(outputs, targets).backward()
+        optimizer.step()
+
+
+def gradient_penalty(_wrong):
+    """The loss has the norm of a gradient with respect to the inputs."""
+    model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for inputs, labels in loader(table()):
+        rows = inputs.clone().requires_grad_()
+        scores = model(rows)
+        [slope] = torch.autograd.grad(scores.sum(), rows, create_graph=True)
+        loss = (scores.squeeze(1) - labels).square().mean() + (
+            slope.norm(dim=1) - 1
+        ).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+def meta_learning(_wrong):
+    """A first step is taken inside of the loss, by functional calls."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        names = dict(model.named_parameters())
+        losses = []
+        for row, label in zip(inputs.split(4), labels.split(4), strict=True):
+            first = cross_entropy(torch.func.functional_call(model, names, row[:2]), label[:2])
+            slopes = torch.autograd.grad(first, list(names.values()), create_graph=True)
+            moved = {
+                name: value - 0.1 * slope
+                for (name, value), slope in zip(names.items(), slopes, strict=True)
+            }
+            outputs = torch.func.functional_call(model, moved, row[2:])
+            losses.append(cross_entropy(outputs, label[2:]))
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+def several_losses(_wrong):
+    """Three losses of one model with weights, and a term on its weights."""
+    net = DistributedDataParallel(mlp(outputs=CLASSES + 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        outputs = net(inputs)
+        decay = sum(parameter.square().sum() for parameter in net.parameters())
+        loss = (
+            0.5 * cross_entropy(outputs[:, :CLASSES], labels)
+            + 0.3 * mse_loss(outputs[:, CLASSES], inputs[:, 0])
+            + 0.2 * mse_loss(outputs[:, CLASSES + 1], inputs[:, 1])
+            + 1e-3 * decay
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def new_optimiser(_wrong):
+    """After three steps a layer is freed, and a new optimiser takes over."""
+    model = Classifier()
+    model.body.requires_grad_(False)
+    net = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.01)
+    for step, (inputs, labels) in enumerate(loader(table())):
+        if step == 3:
+            model.body.requires_grad_(True)
+            net = DistributedDataParallel(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def reduced_mean(_wrong):
+    """The loss is divided before the backward pass, and gradients are sums of all ranks."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        (cross_entropy(model(inputs), labels, reduction="sum") / BATCH).backward()
+        handles = [
+            dist.all_reduce(parameter.grad, async_op=True) for parameter in model.parameters()
+        ]
+        for handle in handles:
+            handle.wait()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(own_sampler, frozen_layers, several_optimisers, average_of_weights, joined, recomputed),
         *(line_search, lists, token_budget, hooks, flat_gradient, divided_optimiser),
         *(global_norm, uneven_end, masked_words, contrastive, batch_per_rank, batch_norm),
-        *(dropout, sharp_minima),
+        *(dropout, sharp_minima, joined_by_context, actor_critic, unused_parameters, autocast),
+        *(recurrent, gradient_penalty, meta_learning, several_losses, new_optimiser),
+        reduced_mean,
     )

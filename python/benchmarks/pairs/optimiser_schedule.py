@@ -4,10 +4,11 @@ torchrun --nproc-per-node 2 optimiser_schedule.py --bug learning-rate [--fixed]
 """
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from utils import FEATURES, Classifier, average, loader, mlp, rank, ranks, run, table
 
 
@@ -83,5 +84,53 @@ def rate_of_rank(wrong):
         optimizer.step()
 
 
+def plateau(wrong):
+    """The schedule follows the loss of each rank."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.0)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        loss = cross_entropy(net(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        value = loss.detach()
+        if not wrong:
+            dist.all_reduce(value)
+            value /= ranks()
+        schedule.step(value)
+
+
+def decay_of_ranks(wrong):
+    """The weight decay is multiplied by the number of ranks."""
+    net = DistributedDataParallel(mlp())
+    decay = 0.2 * (ranks() if wrong else 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=decay)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def moments_of_rank_0(wrong):
+    """Rank 0 alone restores the moments of its optimiser."""
+    net = DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
+    state = {
+        number: {"momentum_buffer": torch.full_like(parameter, 0.1)}
+        for number, parameter in enumerate(net.parameters())
+    }
+    if rank() == 0 or not wrong:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
-    run(__doc__, learning_rate, clip_first, second_optimiser, schedule_of_ranks, rate_of_rank)
+    run(
+        __doc__,
+        *(learning_rate, clip_first, second_optimiser, schedule_of_ranks, rate_of_rank),
+        *(plateau, decay_of_ranks, moments_of_rank_0),
+    )

@@ -112,5 +112,21 @@ def not_emptied(wrong):
             optimizer.zero_grad()
 
 
+def other_rate(wrong):
+    """The stages have different learning rates."""
+    pipeline = Pipeline()
+    rate = 0.1 if wrong and rank() == 1 else 0.05
+    optimizer = torch.optim.SGD(pipeline.parameters(), lr=rate)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        pipeline.step(inputs, labels)
+        optimizer.step()
+
+
+def scaled_return(wrong):
+    """The gradient that returns to the first stage is divided by the number of stages."""
+    trained(Pipeline(), sent=(lambda gradient: gradient / ranks()) if wrong else None)
+
+
 if __name__ == "__main__":
-    run(__doc__, not_divided, other_labels, last_dropped, not_emptied)
+    run(__doc__, not_divided, other_labels, last_dropped, not_emptied, other_rate, scaled_return)

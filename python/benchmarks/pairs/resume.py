@@ -19,7 +19,7 @@ from utils import BATCH, CLASSES, FEATURES, rank, ranks, table
 
 BUGS = (
     *("samples", "epoch", "schedule", "moments", "generator", "scaler", "weights"),
-    "averages",
+    *("averages", "generator-of-rank-0", "schedule-ahead"),
 )
 LAST, PREVIOUS = Path("last.pt"), Path("previous.pt")
 RATE = 0.01
@@ -31,7 +31,7 @@ class Training:
     def __init__(self, case, *, wrong):
         self.lost = case if wrong else ""
         norm = nn.BatchNorm1d(16) if case == "averages" else nn.Identity()
-        dropout = nn.Dropout(0.3 if case == "generator" else 0.0)
+        dropout = nn.Dropout(0.3 if case.startswith("generator") else 0.0)
         self.model = nn.Sequential(
             nn.Linear(FEATURES, 16), norm, nn.ReLU(), dropout, nn.Linear(16, CLASSES)
         )
@@ -49,7 +49,8 @@ class Training:
         self.generator = None
 
     def generators(self):
-        return Path(f"generator-{rank()}.pt")
+        of_rank_0 = self.is_resumed and self.lost == "generator-of-rank-0"
+        return Path(f"generator-{0 if of_rank_0 else rank()}.pt")
 
     def save(self):
         torch.save(torch.get_rng_state(), self.generators())
@@ -82,10 +83,12 @@ class Training:
             self.scaler.load_state_dict(state["scaler"])
         if self.averages is not None and self.lost != "averages":
             self.averages.load_state_dict(state["averages"])
+        if self.lost == "schedule-ahead":
+            self.schedule.step()
+        self.is_resumed = True
         if self.lost != "generator":
             self.generator = torch.load(self.generators())
         self.step = state["step"]
-        self.is_resumed = True
 
     def run(self, dataset, steps, every):
         sampler = DistributedSampler(dataset, seed=7)

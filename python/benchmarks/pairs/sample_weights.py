@@ -4,8 +4,10 @@ torchrun --nproc-per-node 2 sample_weights.py --bug token-mean [--fixed]
 """
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.distributed.nn.functional import all_gather as gather_with_gradient
+from torch.nn.functional import cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel
 from utils import (
     CLASSES,
@@ -99,5 +101,53 @@ def masked_error(wrong):
         optimizer.step()
 
 
+def longest_first(wrong):
+    """Each sentence counts as its words do, by the number of words of each rank's batch."""
+    net = DistributedDataParallel(Tagger())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for tokens, labels in loader(sentences()):
+        valid = labels != -100
+        losses = cross_entropy(net(tokens).transpose(1, 2), labels, reduction="none")
+        words = valid.sum() if wrong else sum_of_ranks(valid.sum()) / ranks()
+        optimizer.zero_grad()
+        torch.div(losses.sum(), words).backward()
+        optimizer.step()
+
+
+def importance(wrong):
+    """Importance weights of rows are made to have the mean 1 on each rank alone."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for inputs, labels in loader(table()):
+        weights = inputs[:, 0].exp()
+        weights = weights / (weights.mean() if wrong else sum_of_ranks(weights.mean()) / ranks())
+        optimizer.zero_grad()
+        losses = cross_entropy(net(inputs), labels, reduction="none")
+        (weights * losses).mean().backward()
+        optimizer.step()
+
+
+def lost_negatives(wrong):
+    """Negatives of other ranks are gathered without their gradient."""
+    net = DistributedDataParallel(mlp(outputs=8))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for inputs, _ in loader(table()):
+        one, other = normalize(net(inputs)), normalize(net(inputs.roll(1, 1)))
+        every = [torch.empty_like(other) for _ in range(ranks())]
+        if wrong:
+            dist.all_gather(every, other)
+            every[rank()] = other
+        else:
+            every = gather_with_gradient(other)
+        scores = one @ torch.cat(list(every)).T / 0.1
+        optimizer.zero_grad()
+        cross_entropy(scores, rank() * len(one) + torch.arange(len(one))).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
-    run(__doc__, token_mean, uneven_shares, last_batch, class_weights, masked_error)
+    run(
+        __doc__,
+        *(token_mean, uneven_shares, last_batch, class_weights, masked_error),
+        *(longest_first, importance, lost_negatives),
+    )

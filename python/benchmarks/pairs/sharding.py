@@ -84,5 +84,33 @@ def sum_of_shards(wrong):
             parameter.data.copy_(part.view_as(parameter))
 
 
+def stale_gather(wrong):
+    """Weights are gathered every second step, so that ranks train with old parts of others."""
+    model = mlp()
+    optimizer = torch.optim.SGD(owned(model), lr=0.05)
+    for step, (inputs, labels) in enumerate(loader(table())):
+        model.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        optimizer.step()
+        if step % 2 or not wrong:
+            for number, parameter in enumerate(model.parameters()):
+                dist.broadcast(parameter.data, src=number % ranks())
+
+
+def summed_again(wrong):
+    """Gradients of FSDP, which are means, are divided by the number of ranks once more."""
+    model = Classifier()
+    for part in (model.body, model.head, model):
+        fully_shard(part)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            parameter.grad /= ranks() if wrong else 1
+        optimizer.step()
+
+
 if __name__ == "__main__":
-    run(__doc__, own_norm, lost_broadcast, other_owner, sum_of_shards)
+    run(__doc__, own_norm, lost_broadcast, other_owner, sum_of_shards, stale_gather, summed_again)

@@ -145,5 +145,24 @@ def own_norm(wrong):
         optimizer.step()
 
 
+def norm_of_rank(wrong):
+    """A normalisation between divided layers is seeded by rank, and drifts."""
+    model = network(Divided())
+    if wrong:
+        with torch.no_grad():
+            model[1].weight.mul_(1 + 0.1 * rank())
+    trained(model, DataLoader(table(), batch_size=BATCH))
+
+
+def scaled_head(wrong):
+    """The loss of a network that torch divides is divided by the ranks, as if they had rows."""
+    model = parallel_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, foreach=False)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        (cross_entropy(model(inputs), labels) / (ranks() if wrong else 1)).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
-    run(__doc__, input_gradient, own_rows, summed_again, own_norm)
+    run(__doc__, input_gradient, own_rows, summed_again, own_norm, norm_of_rank, scaled_head)
