@@ -150,7 +150,7 @@ def test_rounding_passes_up_to_four_times_the_measured_change():
         (
             ranks({"gradient": [tensor(NAMES[0], 2.0), tensor(NAMES[1])]}),
             {},
-            "that of hidden.weight alone was summed over 2 ranks",
+            "that of hidden.weight was summed over 2 ranks",
         ),
         (
             ranks({"gradient": [tensor(NAMES[0], 0.9), tensor(NAMES[1], 1.2)], "clipped": True}),

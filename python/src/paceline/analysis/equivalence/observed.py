@@ -305,7 +305,7 @@ class _Judgement:
         names = next(tied, [])
         counts = sorted({len(each.samples or ()) for each in own})
         scales = _own_scales(own, worst.name)
-        by_rank = ", ".join(f"{scale:.3g} on rank {rank}" for rank, scale in enumerate(scales))
+        by_rank = ", ".join(f"{scale:.4g} on rank {rank}" for rank, scale in enumerate(scales))
         how = "by numbers of their own, as by a norm of their own"
         causes = (
             (scales, f"ranks multiply that of {worst.name} {how}: {by_rank}"),
@@ -329,7 +329,7 @@ class _Judgement:
             ),
             (
                 _near(worst.factor, ranks) and _is_multiple(worst),
-                f"that of {worst.name} alone was summed over {ranks} ranks",
+                f"that of {worst.name} was summed over {ranks} ranks",
             ),
             (len(counts) > 1, f"ranks with {some(counts)} samples were averaged without weights"),
             (any(each.clipped for each in own), "gradients were clipped before they were reduced"),
