@@ -4,9 +4,9 @@
         [--quick]
 
 The scripts are in the folder pairs. What is true of each case is declared in pairs/cases.toml; each
-is verified with two ranks, as it is. A bug is found if it gets the declared statement, and its
-cause is right if the first finding has the declared words. A false alarm is a ✗ or a suspicion of
-a script that is right.
+is verified with two ranks, as it is. A bug is found if it gets the declared statement or a heavier
+one, and an exit code that is not 0; its cause is right if the first finding has the declared words.
+A false alarm is a ✗ or a suspicion of a script that is right.
 """
 
 from __future__ import annotations
@@ -186,8 +186,9 @@ def judged(case: Case, ended: Ended) -> dict[str, Any]:
         found["as_declared"] = is_declared
         found["false_alarm"] = shown["statement"] == _WRONG or shown["is_suspicious"]
     else:
-        found["found"] = is_declared and ended.code not in {0, None}
-        found["cause_right"] = is_declared and bool(
+        is_heavy = (shown["statement"] or 0) >= case.expected
+        found["found"] = is_heavy and ended.code not in {0, None}
+        found["cause_right"] = is_heavy and bool(
             re.search(case.cause, shown["cause"], re.IGNORECASE)
         )
     return {

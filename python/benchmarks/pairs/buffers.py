@@ -77,6 +77,8 @@ def observations(wrong):
 class Codebook(nn.Module):
     """Vectors that follow the rows which are nearest to them."""
 
+    vectors: torch.Tensor
+
     def __init__(self, is_global):
         super().__init__()
         self.is_global = is_global
@@ -141,6 +143,8 @@ def centre(wrong):
 
 class Scaled(nn.Module):
     """Divides by the largest number that it has seen, as quantised layers do."""
+
+    largest: torch.Tensor
 
     def __init__(self, is_global):
         super().__init__()
