@@ -247,7 +247,7 @@ def cell(entries: Sequence[Row], path: str, unit: str, summary: str) -> str:
         return shown(values[0], unit)
     present = [value for value in values if value is not None]
     if summary == "share":
-        return f"{sum(map(bool, present))} of {len(values)}"
+        return f"{sum(map(bool, present))} of {len(present)}" if present else NONE
     if summary == "count":
         return str(len(values))
     if not present:

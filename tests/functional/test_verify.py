@@ -12,7 +12,7 @@ from tests.functional.cli_runs import cli_in
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
-BUGS = ROOT / "python/benchmarks/parallel_bugs.py"
+PAIRS = ROOT / "python/benchmarks/pairs"
 FLAT = Path(__file__).parent / "programs/flat_parameters.py"
 STATEMENTS = FLAT.with_name("statements.py")
 DDP = ROOT / "examples/scripts/ddp.py"
@@ -38,7 +38,7 @@ def trained_with_roundings(folder):
 
 # Other bugs: python/benchmarks/verify_bugs.py
 def test_a_bug_is_found_with_its_first_step_and_cause(paceline, tmp_path):
-    code, [layout] = verified(paceline, BUGS, "--bug", "late-drift")
+    code, [layout] = verified(paceline, PAIRS / "exchange.py", "--bug", "late-drift")
     found = layout["finding"]
     assert (code, found["passed"], found["step"]) == (9, False, 2)
     assert "was not exchanged" in found["reason"]
@@ -46,7 +46,8 @@ def test_a_bug_is_found_with_its_first_step_and_cause(paceline, tmp_path):
 
 
 def test_a_bug_is_found_beside_its_corrected_twin(paceline):
-    code, [wrong, twin] = verified(paceline, "--vary=--fixed=no,yes", BUGS, "--bug", "token-mean")
+    words = ("--vary=--fixed=no,yes", PAIRS / "sample_weights.py", "--bug", "token-mean")
+    code, [wrong, twin] = verified(paceline, *words)
     found = wrong["finding"]
     assert (code, found["passed"], found["step"]) == (9, False, 0)
     assert "not the gradient of the loss at head" in found["reason"]

@@ -11,6 +11,7 @@ from tests.functional.cli_runs import cli_in
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(200)]
 
 SCRIPT = Path(__file__).parent / "programs/equal.py"
+PAIRS = Path(__file__).parents[2] / "python/benchmarks/pairs"
 SHARE = "--share=--batch-size=16"
 EQUAL = ("--seed", "1", "--no-dropout", SHARE)
 START = ("--same-start", "--no-dropout", SHARE)
@@ -127,10 +128,16 @@ def test_wrong_options_are_refused(paceline, options, expected):
 
 
 @pytest.mark.parametrize(
-    ("case", "right", "wrong"), [("moments", 1, 3), ("uneven", 1, 5), ("dropout", 2, 5)]
+    ("kind", "bug", "right", "wrong"),
+    [
+        ("data", "own-moments", 1, 3),
+        ("sample_weights", "last-batch", 1, 5),
+        ("exchange", "total-with-dropout", 2, 5),
+        ("sharding", "lost-broadcast", 1, 5),  # weights are sent after each step
+    ],
 )
-def test_odd_scripts_get_their_statement_beside_wrong_twins(paceline, case, right, wrong):
-    script = SCRIPT.with_name("pairs.py")
-    _, layouts = verified(paceline, "--vary=--wrong=no,yes", script, case)
-    expected = {"--wrong=no": right, "--wrong=yes": wrong}
+def test_odd_scripts_get_their_statement_beside_wrong_twins(paceline, kind, bug, right, wrong):
+    script = PAIRS / f"{kind}.py"
+    _, layouts = verified(paceline, "--vary=--fixed=yes,no", script, "--bug", bug)
+    expected = {"--fixed=yes": right, "--fixed=no": wrong}
     assert statements(layouts) == expected, layouts

@@ -159,3 +159,50 @@ def test_a_run_that_has_begun_is_completed(run_all: ModuleType, tmp_path: Path) 
     assert run_all.continued(words) == ["paceline", "run", "--resume", run_dir]
     others = ["python", "lab.py", "--out", run_dir]
     assert run_all.continued(others) == others
+
+
+def test_each_pair_of_a_bug_and_its_twin_is_in_its_script_and_a_third_is_held_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    cases = list(importlib.import_module("verify_bugs").declared())
+    bugs = [each for each in cases if not each.fixed]
+    odd = [each for each in cases if each.kind == "odd"]
+    assert len(cases) == 2 * len(bugs) + len(odd)
+    assert len(bugs) >= 60
+    assert len(odd) >= 30
+    for those in (bugs, odd):
+        assert 3 * sum(each.held_out for each in those) >= len(those)
+    for kind in {each.kind for each in cases}:
+        source = (BENCHMARKS / f"pairs/{kind}.py").read_text("utf-8")
+        own = {each.bug for each in cases if each.kind == kind}
+        assert all(
+            f"def {bug.replace('-', '_')}(" in source or f'"{bug}"' in source for bug in own
+        ), kind
+        assert kind == "odd" or 5 <= len(own) <= 10, kind
+
+
+def test_a_bug_with_another_cause_is_found_and_its_twin_with_a_suspicion_is_a_false_alarm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    benchmark = importlib.import_module("verify_bugs")
+    wrong, twin = list(benchmark.declared())[:2]
+
+    def judged(case: Any, statement: int, reason: str, level: str, code: int) -> Any:
+        finding = {"reason": reason, "step": 0, "tensor": None, "level": level}
+        shown = {"statement": statement, "findings": [finding]}
+        ended = benchmark.Ended(code, json.dumps({"layouts": [{"shown": shown}]}), "", 1.0)
+        return benchmark.judged(case, ended)
+
+    found = judged(wrong, 5, "something else", "fault", 9)
+    assert (found["found"], found["cause_right"]) == (True, False)
+    missed = judged(wrong, 1, "", "remark", 0)
+    assert (missed["found"], missed["cause_right"]) == (False, False)
+    suspected = judged(twin, 3, "perhaps", "suspicion", 7)
+    assert (suspected["as_declared"], suspected["false_alarm"]) == (False, True)
+    weaker = judged(twin, 3, "not known", "weaker", 0)
+    assert (weaker["as_declared"], weaker["false_alarm"]) == (False, False)
+    summary = benchmark.summary_of([found, missed, suspected, weaker])
+    assert (summary["bugs"], summary["found"], summary["causes_right"]) == (2, 1, 0)
+    assert (summary["twins"], summary["twins_false_alarms"]) == (2, 1)

@@ -133,11 +133,24 @@ def test_rounding_passes_up_to_four_times_the_measured_change():
         (ranks({"gradient": tensors(factor=3.0)}, scale=6.0), {}, "is 3.00 times as large"),
         (
             ranks(
-                {"gradient": tensors(factor=0.7, sha256="own")},
-                {"gradient": tensors(factor=1.3)},
+                {"gradient": tensors(factor=0.7, sha256="own", difference=0.9)},
+                {"gradient": tensors(factor=1.3, difference=0.9)},
             ),
             {},
             "was not exchanged",
+        ),
+        (
+            ranks(
+                {"gradient": tensors(factor=0.7, sha256="own")},
+                {"gradient": tensors(factor=0.8)},
+            ),
+            {},
+            "by numbers of their own, as by a norm of their own: 0.7 on rank 0, 0.8 on rank 1",
+        ),
+        (
+            ranks({"gradient": [tensor(NAMES[0], 2.0), tensor(NAMES[1])]}),
+            {},
+            "that of hidden.weight was summed over 2 ranks",
         ),
         (
             ranks({"gradient": [tensor(NAMES[0], 0.9), tensor(NAMES[1], 1.2)], "clipped": True}),

@@ -476,3 +476,39 @@ def test_optimisers_that_step_parts_of_a_flat_copy_are_not_shown():
     found = judge_ranks(records(weights), 2)
     assert found.statement == Statement.WRONG
     assert first(found) == "body.weight, head.weight of rank 1 is no longer that of rank 0"
+
+
+def test_nearly_equal_weights_of_ranks_are_no_rounding_where_they_explain_the_mean_exactly():
+    def clipped(name):
+        return (own_values(name, 0) + 1.02 * own_values(name, 1)) / 2
+
+    found = of_both(clipped)
+    assert found.statement == Statement.WRONG
+    assert "unequal weights in the mean" in first(found)
+
+
+def test_a_norm_before_the_exchange_that_clips_nothing_is_right():
+    def step(rank):
+        found = a_step(rank, mean)
+        used = [
+            replace(each, before_clip=sketch_of(own_values(each.place.name, rank)))
+            for each in found.used
+        ]
+        return replace(found, used=used)
+
+    found = judged(*map(step, range(RANKS)))
+    assert (found.statement, found.findings) == (Statement.DATA_PARALLEL, ())
+
+
+def test_weights_that_differ_beside_equal_ones_may_be_those_of_divided_layers():
+    def step(rank, names):
+        first = [
+            replace(each, value=sketch_of(np.full(64, 2.0 + rank * (each.place.name in names))))
+            for each in weights()
+        ]
+        return a_step(rank, mean, weights=[replace(each, shape=[8, 8]) for each in first])
+
+    every = judged(*(step(rank, NAMES) for rank in range(RANKS)))
+    assert first(every).endswith("let rank 0 send its weights")
+    some = judged(*(step(rank, NAMES[:1]) for rank in range(RANKS)))
+    assert first(some).endswith("where ranks divide these layers, all of them need the same rows")

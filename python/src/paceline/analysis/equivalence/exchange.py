@@ -161,21 +161,25 @@ def _of_tensor(
                 return result
             if best is None or result.rounded < best.rounded:
                 best = result
-    if best is not None:
+    is_finite = all(each.value.l2 >= 0 for each in used.values())
+    fits: dict[int, Weights | None] = dict.fromkeys(used)
+    if is_finite:  # sketches of other tensors fit to everything
+        fits = {rank: _first_fit(choices, each, rank) for rank, each in used.items()}
+    is_low = choices[0].low or any(each.value.low for each in used.values())
+    if best is not None and (is_low or None in fits.values()):
         return best
-    result = Exchanged(
+    return Exchanged(  # weights that explain the gradient exactly leave nothing to be rounded
         place=place,
+        weights=fits,
         is_distinct=choices[0].is_distinct(),
-        is_finite=all(each.value.l2 >= 0 for each in used.values()),
+        is_finite=is_finite,
     )
-    if not result.is_finite:  # sketches of such tensors fit to everything
-        result.weights = dict.fromkeys(used, None)
-        return result
-    for rank, each in used.items():
-        kept = [s for s in (each.value, each.after, each.before_clip) if s is not None]
-        fits = (_fitted(choice, sketch, rank) for sketch in kept for choice in choices)
-        result.weights[rank] = next((fit for fit in fits if fit is not None), None)
-    return result
+
+
+def _first_fit(choices: Sequence[_Own], used: UsedGradient, rank: int) -> Weights | None:
+    kept = [each for each in (used.value, used.after, used.before_clip) if each is not None]
+    fits = (_fitted(choice, sketch, rank) for sketch in kept for choice in choices)
+    return next((fit for fit in fits if fit is not None), None)
 
 
 def _own(own: Mapping[int, OwnGradient], *, last: bool = False, every: bool = False) -> _Own:

@@ -28,6 +28,7 @@ from paceline.measure.records.own_steps import (
 from paceline.measure.records.phases import NOISE_SHARE, ROUNDING_ONLY
 
 _SAME_FACTOR = 0.02  # spread of the factors of tensors that were all multiplied by one number
+_SAME_SCALE = 1e-4  # relative difference of two numbers by which ranks multiply a gradient
 _EQUAL_START = 1e-6
 _NORMALISES = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
 
@@ -303,7 +304,11 @@ class _Judgement:
         tied = (names for found in self._ours for names in found.tied if worst.name in names)
         names = next(tied, [])
         counts = sorted({len(each.samples or ()) for each in own})
+        scales = _own_scales(own, worst.name)
+        by_rank = ", ".join(f"{scale:.4g} on rank {rank}" for rank, scale in enumerate(scales))
+        how = "by numbers of their own, as by a norm of their own"
         causes = (
+            (scales, f"ranks multiply that of {worst.name} {how}: {by_rank}"),
             (
                 not is_exchanged,
                 f"ranks have gradients of their own, that of {worst.name} was not exchanged",
@@ -321,6 +326,10 @@ class _Judgement:
             (
                 names and _near(worst.factor, ranks),
                 f"the tied weight {' = '.join(names)} was reduced more than once",
+            ),
+            (
+                _near(worst.factor, ranks) and _is_multiple(worst),
+                f"that of {worst.name} was summed over {ranks} ranks",
             ),
             (len(counts) > 1, f"ranks with {some(counts)} samples were averaged without weights"),
             (any(each.clipped for each in own), "gradients were clipped before they were reduced"),
@@ -461,6 +470,22 @@ def _common(factors: Sequence[float]) -> float | None:
 
 def _near(factor: float | None, expected: float) -> bool:
     return factor is not None and abs(factor - expected) <= _SAME_FACTOR * expected
+
+
+def _own_scales(own: Sequence[Update], name: str) -> list[float]:
+    """Return the factors of a gradient on the ranks if they differ, and nothing else does."""
+    those = [each for update in own for each in update.gradient if each.name == name]
+    scales = [each.factor for each in those if each.factor is not None and _is_multiple(each)]
+    differ = any(not math.isclose(s, scales[0], rel_tol=_SAME_SCALE) for s in scales)
+    return scales if len(scales) == len(own) and differ else []
+
+
+def _is_multiple(tensor: ComparedTensor) -> bool:
+    """Return whether it is a multiple of the reference's tensor."""
+    if tensor.factor is None:
+        return False
+    apart = abs(tensor.factor - 1) * tensor.l2
+    return math.isclose(tensor.difference_l2, apart, rel_tol=_SAME_FACTOR)
 
 
 def _equal_on_ranks(own: Sequence[Update], name: str) -> bool:

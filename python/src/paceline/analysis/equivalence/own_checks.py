@@ -124,7 +124,10 @@ def equal_states(
         if not number:
             first = {each.place for each in unequal} if is_divided else set()
         new = [each for each in unequal if each.place not in first]
-        yield from _of_states(new, "drift" if number else "start", key[1])
+        if number:
+            yield from _of_states(new, "drift", key[1])
+        else:
+            yield from _of_states(new, "start", key[1], _if_divided(steps, new))
         if not is_divided:
             buffers = [[b for b in each.buffers if b.is_used] for each in steps]
             yield from _of_states(list(_unequal(buffers)), "buffers", key[1])
@@ -221,7 +224,21 @@ def _unequal(states: Sequence[Sequence[State]]) -> Iterator[_Unequal]:
             yield _Unequal(each.place, (other, rank), float(np.linalg.norm(a - b)) / scale)
 
 
-def _of_states(unequal: Sequence[_Unequal], kind: str, step: int) -> Iterator[RankFinding]:
+def _if_divided(steps: Sequence[OwnStep], unequal: Sequence[_Unequal]) -> str:
+    """Return what else explains first weights that differ, where ranks have other ones equal.
+
+    Without a common seed all of them would differ that do not begin with a constant, as biases do.
+    """
+    places = {each.place for each in unequal}
+    wide = [each for each in steps[0].weights if len(each.shape) > 1]
+    if all(each.place in places for each in wide):
+        return ""
+    return "; where ranks divide these layers, all of them need the same rows"
+
+
+def _of_states(
+    unequal: Sequence[_Unequal], kind: str, step: int, beside: str = ""
+) -> Iterator[RankFinding]:
     for is_rounding in (False, True):
         those = [each for each in unequal if (each.difference <= _ROUNDING) == is_rounding]
         if not those:
@@ -230,7 +247,7 @@ def _of_states(unequal: Sequence[_Unequal], kind: str, step: int) -> Iterator[Ra
         what = f"{some([each.place.name for each in those])} of rank {other}"
         words = {
             "start": f"{what} differs from that of rank {rank} before the first step: seed every "
-            "process equally (torch.manual_seed), or let rank 0 send its weights",
+            f"process equally (torch.manual_seed), or let rank 0 send its weights{beside}",
             "drift": f"{what} is no longer that of rank {rank}",
             "buffers": f"the buffer {what} differs from that of rank {rank} when it is used",
         }
@@ -289,8 +306,10 @@ def equal_used(steps: Steps, exchanged: set[TensorPart]) -> Iterator[RankFinding
             other, theirs = first.setdefault(each.place, (rank, crc32))
             if each.before_clip is not None:
                 a, b = numbers(each.value), numbers(each.before_clip)
-                if square := float(b @ b):
-                    ratios.setdefault(rank, []).append(float(a @ b) / square)
+                ratio = float(a @ b) / (float(b @ b) or 1.0)
+                # Otherwise it was exchanged after it was clipped.
+                if ratio and np.linalg.norm(a - ratio * b) <= _ROUNDING * np.linalg.norm(a):
+                    ratios.setdefault(rank, []).append(ratio)
             if theirs != crc32 and other != rank:
                 names.add(each.place.name)
     yield from of_scales({r: float(np.median(each)) for r, each in ratios.items()}, _number(steps))

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from paceline.base.torch_internals.autograd import hooks_of
@@ -180,7 +181,14 @@ def place_of(tensor: Tensor, name: str = "") -> TensorPart | None:
     if len(sharded) > 1 or not placement.is_shard(0):
         return None
     mesh = tensor.device_mesh
-    return TensorPart(name=name, part=mesh.get_local_rank(dimension), parts=mesh.size(dimension))
+    return TensorPart(name=name, part=coordinate(mesh, dimension), parts=mesh.size(dimension))
+
+
+def coordinate(mesh: DeviceMesh, dimension: int) -> int:
+    """Return the place of this rank in a mesh, also after its groups were destroyed."""
+    own = mesh.get_coordinate()
+    assert own is not None, "a rank outside of the mesh has no part"
+    return own[dimension]
 
 
 def _parts(owner: DTensor, whole: Tensor) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from paceline.train.rank.script.modules import (
     parameter_names,
     plain_names,
 )
-from paceline.train.rank.script.own_gradients import Leaf, place_of, sketch
+from paceline.train.rank.script.own_gradients import Leaf, coordinate, place_of, sketch
 from paceline.train.rank.script.tensors import gradient_of
 
 # In training mode they normalise by their rows, and only update their buffers.
@@ -235,7 +235,7 @@ def _coordinates(tensor: Tensor, name: str) -> TensorPart:
     part, parts = 0, 1
     for dimension, placement in enumerate(tensor.placements):
         if not placement.is_replicate():
-            part = part * mesh.size(dimension) + mesh.get_local_rank(dimension)
+            part = part * mesh.size(dimension) + coordinate(mesh, dimension)
             parts *= mesh.size(dimension)
     return TensorPart(
         name=f"{name} ({' '.join(map(str, tensor.placements))})", part=part, parts=parts

@@ -133,8 +133,10 @@ class OwnStepsRecorder:
             stack.callback(handle.remove)
 
     def _write(self) -> None:
-        if self._last and self._reached_rows.has_ended:
-            self._found.after = self._states.weights(self._optimizers)
+        if self._reached_rows.has_ended and self._counts:
+            self._note_later()
+            if self._last:
+                self._found.after = self._states.weights(self._optimizers)
         self._found.counts = self._counts
         self._found.optimizers = [type(each).__name__ for each in self._optimizers]
         write_json(self._file, self._found)
@@ -277,6 +279,8 @@ class OwnStepsRecorder:
             return
         number = self._number(optimizer)
         step = self._counts[number]
+        if not number:
+            self._note_later()
         if not self._last and (self._is_over or step >= self._most):
             if not self._found.after:
                 self._found.after = self._states.weights(self._optimizers)
@@ -300,10 +304,13 @@ class OwnStepsRecorder:
         if self._found.after:
             self._hooks.close()
             self._is_over = True
-        is_later = self._is_over or self._counts[0] > self._most
-        if is_later and not number and _is_looked_at(self._counts[0]):
+
+    def _note_later(self) -> None:
+        """Note weights of few later steps, before the next one: a script may send some."""
+        steps = self._counts[0]
+        if steps > self._most and _is_looked_at(steps):
             weights = self._states.weights(self._optimizers)
-            self._found.later.append(LaterWeights(steps=self._counts[0], weights=weights))
+            self._found.later.append(LaterWeights(steps=steps, weights=weights))
 
     def _end(self, step: OwnStep, optimizer: Optimizer, arguments: Any, named: Any) -> None:
         closure = has_closure(arguments, named)

@@ -1,0 +1,130 @@
+"""Gradients of several passes that are put together wrongly.
+
+torchrun --nproc-per-node 2 accumulation.py --bug not-divided [--fixed]
+"""
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from utils import Classifier, average, loader, mlp, ranks, run, table
+
+PASSES = 2
+
+
+def batches():
+    return loader(table(128), batch=8)
+
+
+def not_divided(wrong):
+    """Losses of passes are not divided by their number."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for number, (inputs, labels) in enumerate(batches()):
+        loss = cross_entropy(net(inputs), labels)
+        (loss if wrong else loss / PASSES).backward()
+        if number % PASSES == PASSES - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def first_pass_only(wrong):
+    """DDP exchanges in the first pass of a step in place of the last one."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for number, (inputs, labels) in enumerate(batches()):
+        is_exchanged = number % PASSES == (0 if wrong else PASSES - 1)
+        with nullcontext() if is_exchanged else net.no_sync():
+            (cross_entropy(net(inputs), labels) / PASSES).backward()
+        if number % PASSES == PASSES - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def reduced_again(wrong):
+    """Gradients are reduced after each pass that adds to them."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for number, (inputs, labels) in enumerate(batches()):
+        is_last = number % PASSES == PASSES - 1
+        (cross_entropy(model(inputs), labels) / PASSES).backward()
+        if is_last or wrong:
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+        if is_last:
+            for parameter in model.parameters():
+                parameter.grad /= ranks()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def divided_by_all(wrong):
+    """Losses are divided by the passes of all ranks, and DDP averages them, too."""
+    net = DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for number, (inputs, labels) in enumerate(batches()):
+        passes = PASSES * (ranks() if wrong else 1)
+        (cross_entropy(net(inputs), labels) / passes).backward()
+        if number % PASSES == PASSES - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def emptied_early(wrong):
+    """Rank 1 empties its gradients between the passes of a step."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for number, (inputs, labels) in enumerate(batches()):
+        is_last = number % PASSES == PASSES - 1
+        with nullcontext() if is_last else net.no_sync():
+            (cross_entropy(net(inputs), labels) / PASSES).backward()
+        if wrong and dist.get_rank() == 1 and not is_last:
+            optimizer.zero_grad()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def other_count(wrong):
+    """Rank 1 steps after three passes, rank 0 after two."""
+    passes = PASSES + (1 if wrong and dist.get_rank() == 1 else 0)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    rows = iter(loader(table(160), batch=8))
+    for _ in range(6):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            inputs, labels = next(rows)
+            (cross_entropy(model(inputs), labels) / passes).backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+def three_passes(wrong):
+    """Three passes are divided by two."""
+    passes = 3
+    net = DistributedDataParallel(mlp())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for inputs, labels in loader(table(192), batch=24):
+        optimizer.zero_grad()
+        parts = zip(inputs.chunk(passes), labels.chunk(passes), strict=True)
+        for place, (part, targets) in enumerate(parts):
+            with nullcontext() if place == passes - 1 else net.no_sync():
+                loss = cross_entropy(net(part), targets)
+                (loss / (2 if wrong and ranks() > 1 else passes)).backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    run(
+        __doc__,
+        not_divided,
+        first_pass_only,
+        reduced_again,
+        divided_by_all,
+        emptied_early,
+        other_count,
+        three_passes,
+    )

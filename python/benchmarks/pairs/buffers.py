@@ -1,0 +1,187 @@
+"""State that ranks must share, and do not.
+
+torchrun --nproc-per-node 2 buffers.py --bug other-start [--fixed]
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from utils import CLASSES, FEATURES, Classifier, average, loader, mlp, rank, ranks, run, table
+
+
+def other_start(wrong):
+    """Weights are seeded by rank, and no rank sends its own."""
+    dataset = table()
+    torch.manual_seed(10 + rank())
+    model = Classifier()
+    if not wrong:
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, src=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(dataset):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+def teacher(wrong):
+    """The frozen teacher of a distillation is another one on each rank."""
+    dataset = table()
+    torch.manual_seed(20 + rank())
+    frozen = mlp(width=32).requires_grad_(False).eval()
+    if not wrong:
+        for parameter in frozen.parameters():
+            dist.broadcast(parameter.data, src=0)
+    student = DistributedDataParallel(mlp())
+    optimizer = torch.optim.AdamW(student.parameters(), lr=0.01)
+    for inputs, _ in loader(dataset):
+        with torch.no_grad():
+            targets = frozen(inputs)
+        optimizer.zero_grad()
+        mse_loss(student(inputs), targets).backward()
+        optimizer.step()
+
+
+class Normaliser(nn.Module):
+    """Normalises rows by the moments of all rows that it has seen, as for observations."""
+
+    def __init__(self, is_global):
+        super().__init__()
+        self.is_global = is_global
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("total", torch.zeros(FEATURES))
+
+    def forward(self, inputs):
+        new = torch.cat([torch.full((1,), float(len(inputs))), inputs.sum(0)])
+        if self.is_global:
+            dist.all_reduce(new)
+        self.count += new[0]
+        self.total += new[1:]
+        return inputs - self.total / self.count
+
+
+def observations(wrong):
+    """Running moments of the inputs are those of each rank's own rows."""
+    model = nn.Sequential(Normaliser(is_global=not wrong), mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+class Codebook(nn.Module):
+    """Vectors that follow the rows which are nearest to them."""
+
+    vectors: torch.Tensor
+
+    def __init__(self, is_global):
+        super().__init__()
+        self.is_global = is_global
+        self.register_buffer("vectors", torch.randn(6, FEATURES))
+
+    def forward(self, rows):
+        nearest = torch.cdist(rows.detach(), self.vectors).argmin(1)
+        chosen = nn.functional.one_hot(nearest, 6).float()
+        found = rows + (chosen @ self.vectors - rows).detach()
+        if self.training:
+            counts, sums = chosen.sum(0), chosen.T @ rows.detach()
+            if self.is_global:
+                dist.all_reduce(counts)
+                dist.all_reduce(sums)
+            means = sums / counts.clamp(min=1)[:, None]
+            moved = self.vectors + 0.2 * (means - self.vectors)
+            self.vectors = torch.where(counts[:, None] > 0, moved, self.vectors)
+        return found
+
+
+def codebook(wrong):
+    """A codebook follows each rank's own rows."""
+    coder = nn.Sequential(nn.Linear(FEATURES, FEATURES), Codebook(is_global=not wrong), mlp())
+    net = DistributedDataParallel(coder, broadcast_buffers=False)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+class Centred(nn.Module):
+    """The outputs of a teacher, less their running mean, as in self-distillation."""
+
+    def __init__(self, is_global):
+        super().__init__()
+        self.is_global = is_global
+        self.register_buffer("centre", torch.zeros(CLASSES))
+
+    def forward(self, outputs):
+        found = outputs - self.centre
+        mean = outputs.detach().mean(0)
+        if self.is_global:
+            dist.all_reduce(mean)
+            mean /= ranks()
+        self.centre.lerp_(mean, 0.1)
+        return found
+
+
+def centre(wrong):
+    """The centre of the teacher's outputs follows each rank's rows."""
+    student, teacher_net = mlp(), mlp().requires_grad_(False)
+    centred = Centred(is_global=not wrong)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=0.01)
+    for inputs, _ in loader(table()):
+        targets = centred(teacher_net(inputs)).softmax(1)
+        optimizer.zero_grad()
+        cross_entropy(student(inputs), targets).backward()
+        average(student.parameters())
+        optimizer.step()
+
+
+class Scaled(nn.Module):
+    """Divides by the largest number that it has seen, as quantised layers do."""
+
+    largest: torch.Tensor
+
+    def __init__(self, is_global):
+        super().__init__()
+        self.is_global = is_global
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, inputs):
+        largest = inputs.detach().abs().max()
+        if self.is_global:
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        self.largest = torch.maximum(self.largest, largest)
+        return inputs / self.largest
+
+
+def observer(wrong):
+    """The range of quantised inputs is that of each rank's rows."""
+    model = nn.Sequential(Scaled(is_global=not wrong), mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+def reset_layer(wrong):
+    """A layer is drawn anew after DDP sent all weights, with the generator of each rank."""
+    dataset = table()
+    torch.manual_seed(40 + (rank() if wrong else 0))
+    net = DistributedDataParallel(Classifier())
+    net.module.head.reset_parameters()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for inputs, labels in loader(dataset):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    run(__doc__, other_start, teacher, observations, codebook, centre, observer, reset_layer)

@@ -1,0 +1,117 @@
+"""Ranks that train on the wrong rows.
+
+torchrun --nproc-per-node 2 data.py --bug same-samples [--fixed]
+"""
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+from utils import BATCH, FEATURES, Classifier, loader, rank, ranks, run, table
+
+
+def trained(batches):
+    """Train with DDP, one epoch after the other."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for epoch in batches:
+        for inputs, labels in epoch:
+            optimizer.zero_grad()
+            cross_entropy(net(inputs), labels).backward()
+            optimizer.step()
+
+
+def same_samples(wrong):
+    """No DistributedSampler."""
+    dataset = table()
+    sampler = None if wrong else DistributedSampler(dataset, shuffle=False)
+    trained([DataLoader(dataset, batch_size=BATCH // ranks(), sampler=sampler)])
+
+
+def seed_of_rank(wrong):
+    """Each rank shuffles by a seed of its own, and takes its part of the order."""
+    dataset = table(192)
+    generator = torch.Generator().manual_seed(3 + (rank() if wrong else 0))
+    order = torch.randperm(len(dataset), generator=generator)[rank() :: ranks()]
+    trained([DataLoader(Subset(dataset, order.tolist()), batch_size=BATCH // ranks())])
+
+
+def divided_twice(wrong):
+    """A part of the data for each rank, of which a DistributedSampler takes a part again."""
+    dataset = table()
+    if wrong:
+        part = Subset(dataset, range(rank(), len(dataset), ranks()))
+        trained([loader(part, shuffle=False)])
+    else:
+        trained([loader(dataset, shuffle=False)])
+
+
+def overlap(wrong):
+    """The parts of the ranks overlap, as the begin of one is computed from another size."""
+    dataset = table(160)
+    size = len(dataset) // ranks()
+    begin = rank() * (size // 2 if wrong else size)
+    part = Subset(dataset, range(begin, begin + size))
+    trained([DataLoader(part, batch_size=BATCH // ranks())])
+
+
+def own_moments(wrong):
+    """Rows are shifted by the running mean of those of each rank."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    count, total = torch.zeros(1), torch.zeros(FEATURES)
+    inputs, labels = table().tensors
+    for batch in torch.arange(len(inputs)).split(BATCH):
+        own = batch[rank() :: ranks()]
+        new = torch.cat([torch.full((1,), float(len(own))), inputs[own].sum(0)])
+        if not wrong:
+            dist.all_reduce(new)
+        count, total = count + new[:1], total + new[1:]
+        optimizer.zero_grad()
+        cross_entropy(net(inputs[own] - total / count), labels[own]).backward()
+        optimizer.step()
+
+
+def one_batch_ahead(wrong):
+    """Rank 1 leaves out its first batch, so that batches of a step are of different places."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    batches = iter(loader(table(160), shuffle=False))
+    if wrong and rank() == 1:
+        next(batches)
+    for _ in range(9):
+        inputs, labels = next(batches)
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def rank_of_node(wrong):
+    """The sampler gets the rank within a group of one, so that all ranks have the first part."""
+    dataset = table(192)
+    number = 0 if wrong else rank()
+    sampler = DistributedSampler(dataset, num_replicas=ranks(), rank=number, drop_last=True)
+    trained([DataLoader(dataset, batch_size=BATCH // ranks(), sampler=sampler)])
+
+
+def epoch_of_rank(wrong):
+    """Each rank gives its sampler another epoch, so that their parts of the order overlap."""
+    dataset = table(256)
+    sampler = DistributedSampler(dataset, seed=4)
+    sampler.set_epoch(rank() if wrong else 0)
+    trained([DataLoader(dataset, batch_size=BATCH // ranks(), sampler=sampler)])
+
+
+if __name__ == "__main__":
+    run(
+        __doc__,
+        same_samples,
+        seed_of_rank,
+        divided_twice,
+        overlap,
+        own_moments,
+        one_batch_ahead,
+        rank_of_node,
+        epoch_of_rank,
+    )

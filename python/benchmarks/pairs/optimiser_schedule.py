@@ -1,0 +1,136 @@
+"""Optimisers and schedules that depend on the number of ranks.
+
+torchrun --nproc-per-node 2 optimiser_schedule.py --bug learning-rate [--fixed]
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from utils import FEATURES, Classifier, average, loader, mlp, rank, ranks, run, table
+
+
+def learning_rate(wrong):
+    """The rate is multiplied by the number of ranks although the global batch is fixed."""
+    net = DistributedDataParallel(Classifier())
+    rate = 0.05 * (ranks() if wrong else 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def clip_first(wrong):
+    """Each rank clips its own gradient, before the exchange."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        if wrong:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        average(model.parameters())
+        if not wrong:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+
+
+def second_optimiser(wrong):
+    """A GAN whose discriminator is not exchanged."""
+    noise, real = table().tensors[0], 1 + table().tensors[0]
+    generator, judge = mlp(outputs=FEATURES), nn.Linear(FEATURES, 1)
+    of_judge = torch.optim.Adam(judge.parameters(), lr=0.01)
+    of_generator = torch.optim.Adam(generator.parameters(), lr=0.01)
+    for batch in torch.arange(96).split(16):
+        own = batch[rank() :: ranks()]
+        of_judge.zero_grad()
+        made = generator(noise[own]).detach()
+        (judge(made) - judge(real[own])).mean().backward()
+        if not wrong:
+            average(judge.parameters())
+        of_judge.step()
+        of_generator.zero_grad()
+        (-judge(generator(noise[own])).mean()).backward()
+        average(generator.parameters())
+        of_generator.step()
+
+
+def schedule_of_ranks(wrong):
+    """The schedule advances once for each rank."""
+    net = DistributedDataParallel(mlp())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
+    schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10))
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+        for _ in range(ranks() if wrong else 1):
+            schedule.step()
+
+
+def rate_of_rank(wrong):
+    """Rank 0 alone reads the rate of the command line."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=1e-3)
+    if rank() == 0 or not wrong:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def plateau(wrong):
+    """The schedule follows the loss of each rank."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.0)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        loss = cross_entropy(net(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        value = loss.detach()
+        if not wrong:
+            dist.all_reduce(value)
+            value /= ranks()
+        schedule.step(value)
+
+
+def decay_of_ranks(wrong):
+    """The weight decay is multiplied by the number of ranks."""
+    net = DistributedDataParallel(mlp())
+    decay = 0.2 * (ranks() if wrong else 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=decay)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def moments_of_rank_0(wrong):
+    """Rank 0 alone restores the moments of its optimiser."""
+    net = DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
+    state = {
+        number: {"momentum_buffer": torch.full_like(parameter, 0.1)}
+        for number, parameter in enumerate(net.parameters())
+    }
+    if rank() == 0 or not wrong:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    run(
+        __doc__,
+        *(learning_rate, clip_first, second_optimiser, schedule_of_ranks, rate_of_rank),
+        *(plateau, decay_of_ranks, moments_of_rank_0),
+    )

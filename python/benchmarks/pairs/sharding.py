@@ -1,0 +1,116 @@
+"""Weights or optimisers that ranks have in shards.
+
+torchrun --nproc-per-node 2 sharding.py --bug own-norm [--fixed]
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from utils import Classifier, average, loader, mlp, rank, ranks, run, table
+
+
+def own_norm(wrong):
+    """Each rank clips its shards by their norm alone."""
+    model = Classifier()
+    for part in (model.body, model.head, model):
+        fully_shard(part)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        if wrong:
+            shards = [parameter.grad.to_local() for parameter in model.parameters()]
+            norm = torch.stack([shard.norm() for shard in shards]).norm()
+            for shard in shards:
+                shard.mul_(min(1.0, 0.05 / norm))
+        else:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+
+
+def owned(model):
+    """Return the parameters that this rank steps."""
+    return [p for number, p in enumerate(model.parameters()) if number % ranks() == rank()]
+
+
+def lost_broadcast(wrong):
+    """Each rank steps some parameters; the last one is not sent to the others."""
+    model = mlp()
+    optimizer = torch.optim.Adam(owned(model), lr=0.01)
+    sent = list(model.parameters())[: -1 if wrong else None]
+    for inputs, labels in loader(table()):
+        model.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        optimizer.step()
+        for number, parameter in enumerate(sent):
+            dist.broadcast(parameter.data, src=number % ranks())
+
+
+def other_owner(wrong):
+    """Parameters are sent by a rank that does not step them, so that they stay as they are."""
+    model = mlp()
+    optimizer = torch.optim.Adam(owned(model), lr=0.01)
+    for inputs, labels in loader(table()):
+        model.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        optimizer.step()
+        for number, parameter in enumerate(model.parameters()):
+            dist.broadcast(parameter.data, src=(number + (1 if wrong else 0)) % ranks())
+
+
+def sum_of_shards(wrong):
+    """A reduce-scatter of flat gradients sums, and nobody divides."""
+    model = mlp(width=15)  # 199 numbers
+    parameters = list(model.parameters())
+    sizes = [parameter.numel() for parameter in parameters]
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters] + [torch.zeros(1)])
+    shard = nn.Parameter(flat.chunk(ranks())[rank()].clone())
+    optimizer = torch.optim.AdamW([shard], lr=0.01)
+    for inputs, labels in loader(table()):
+        model.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        gradient = torch.cat([p.grad.flatten() for p in parameters] + [torch.zeros(1)])
+        shard.grad = torch.zeros_like(shard)
+        dist.reduce_scatter_tensor(shard.grad, gradient)
+        if not wrong:
+            shard.grad /= ranks()
+        optimizer.step()
+        dist.all_gather_into_tensor(flat, shard.data)
+        for parameter, part in zip(parameters, flat[:-1].split(sizes), strict=True):
+            parameter.data.copy_(part.view_as(parameter))
+
+
+def stale_gather(wrong):
+    """Weights are gathered every second step, so that ranks train with old parts of others."""
+    model = mlp()
+    optimizer = torch.optim.SGD(owned(model), lr=0.05)
+    for step, (inputs, labels) in enumerate(loader(table())):
+        model.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        optimizer.step()
+        if step % 2 or not wrong:
+            for number, parameter in enumerate(model.parameters()):
+                dist.broadcast(parameter.data, src=number % ranks())
+
+
+def summed_again(wrong):
+    """Gradients of FSDP, which are means, are divided by the number of ranks once more."""
+    model = Classifier()
+    for part in (model.body, model.head, model):
+        fully_shard(part)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            parameter.grad /= ranks() if wrong else 1
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    run(__doc__, own_norm, lost_broadcast, other_owner, sum_of_shards, stale_gather, summed_again)

@@ -1,0 +1,168 @@
+"""Layers that are divided among ranks.
+
+torchrun --nproc-per-node 2 tensor_parallel.py --bug input-gradient [--fixed]
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy, linear
+from torch.utils.data import DataLoader
+from utils import BATCH, CLASSES, FEATURES, loader, rank, ranks, run, table
+
+WIDTH = 16
+
+
+class Copied(torch.autograd.Function):
+    """The same input on all ranks, whose gradients are summed."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class Summed(torch.autograd.Function):
+    """The sum of all ranks' inputs."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        inputs = inputs.clone()
+        dist.all_reduce(inputs)
+        return inputs
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Divided(nn.Module):
+    """A block whose hidden layer is divided among the ranks."""
+
+    def __init__(self, sums_input_gradient=True, hidden=32):
+        super().__init__()
+        up, down = torch.randn(hidden, WIDTH) / 4, torch.randn(WIDTH, hidden) / 6
+        self.up = nn.Parameter(up.chunk(ranks(), 0)[rank()].clone())
+        self.down = nn.Parameter(down.chunk(ranks(), 1)[rank()].clone())
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
+        self.sums_input_gradient = sums_input_gradient
+
+    def forward(self, inputs):
+        hidden = Copied.apply(inputs) if self.sums_input_gradient else inputs
+        hidden = torch.relu(linear(hidden, self.up))
+        return inputs + Summed.apply(linear(hidden, self.down)) + self.bias
+
+
+def trained(model, batches):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for inputs, labels in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+def network(block):
+    return nn.Sequential(
+        nn.Linear(FEATURES, WIDTH), nn.LayerNorm(WIDTH), block, nn.Linear(WIDTH, CLASSES)
+    )
+
+
+def input_gradient(wrong):
+    """The gradient of a divided layer's input is that of each rank's part alone."""
+    model = network(Divided(sums_input_gradient=not wrong))
+    trained(model, DataLoader(table(), batch_size=BATCH))
+
+
+def own_rows(wrong):
+    """The ranks of a divided model have different rows."""
+    dataset = table()
+    batches = loader(dataset, shuffle=False) if wrong else DataLoader(dataset, batch_size=BATCH)
+    trained(network(Divided()), batches)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 32)
+        self.down = nn.Linear(32, WIDTH)
+
+    def forward(self, inputs):
+        return inputs + self.down(torch.relu(self.up(self.norm(inputs))))
+
+
+def parallel_network():
+    """Return a network that torch divides."""
+    model = nn.Sequential(nn.Linear(FEATURES, WIDTH), Block(), nn.Linear(WIDTH, CLASSES))
+    mesh = init_device_mesh("cpu", (ranks(),))
+    plan = {"1.up": ColwiseParallel(), "1.down": RowwiseParallel()}
+    return parallelize_module(model, mesh, plan)
+
+
+def summed_again(wrong):
+    """Gradients of layers that all ranks have are summed, as if each had rows of its own."""
+    model = parallel_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, foreach=False)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            if wrong and not isinstance(parameter, DTensor):
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+
+
+def own_norm(wrong):
+    """Each rank clips by the norm of its own parts."""
+    model = parallel_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        if wrong:
+            parts = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+            norm = torch.stack([part.norm() for part in parts]).norm()
+            for part in parts:
+                part.mul_(min(1.0, 0.05 / norm))
+        else:
+            whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
+            norm = torch.stack([part.norm() for part in whole]).norm()
+            for gradient in gradients:
+                gradient.mul_(min(1.0, 0.05 / float(norm)))
+        optimizer.step()
+
+
+def norm_of_rank(wrong):
+    """A normalisation between divided layers is seeded by rank, and drifts."""
+    model = network(Divided())
+    if wrong:
+        with torch.no_grad():
+            model[1].weight.mul_(1 + 0.1 * rank())
+    trained(model, DataLoader(table(), batch_size=BATCH))
+
+
+def scaled_head(wrong):
+    """The loss of a network that torch divides is divided by the ranks, as if they had rows."""
+    model = parallel_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, foreach=False)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        (cross_entropy(model(inputs), labels) / (ranks() if wrong else 1)).backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    run(__doc__, input_gradient, own_rows, summed_again, own_norm, norm_of_rank, scaled_head)
