@@ -109,11 +109,13 @@ def main() -> None:
 
 
 def write(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
-    """Write the results, and their numbers for known and held-out cases."""
-    summary = {
-        name: summary_of(each for each in found if each["held_out"] == held_out)
-        for name, held_out in (("known", False), ("held_out", True))
+    """Write the results, and the numbers of all cases, of known and of held-out ones."""
+    parts = {
+        "all": found,
+        "known": [each for each in found if not each["held_out"]],
+        "held_out": [each for each in found if each["held_out"]],
     }
+    summary = {name: summary_of(part) for name, part in parts.items()}
     write_results(path, "verify_bugs", {**summary, "raw": found})
 
 
@@ -188,7 +190,7 @@ def judged(case: Case, ended: Ended) -> dict[str, Any]:
     else:
         is_heavy = (shown["statement"] or 0) >= case.expected
         found["found"] = is_heavy and ended.code not in {0, None}
-        found["cause_right"] = is_heavy and bool(
+        found["cause_right"] = found["found"] and bool(
             re.search(case.cause, shown["cause"], re.IGNORECASE)
         )
     return {
