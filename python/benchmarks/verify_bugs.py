@@ -34,6 +34,8 @@ STEPS = 4
 _LIMIT_S = 300.0
 _NOT_SHOWN = 4
 _DATA_PARALLEL = 2  # the lowest statement that allows a ✓
+# of this machine and of the copy of a script
+_PLACE = re.compile(r" \(host \S+, pid \d+\)|" + re.escape(tempfile.gettempdir()) + r"/verify-\w+/")
 
 
 def main() -> None:
@@ -93,11 +95,11 @@ def verify_scripts(folder: Path, only: list[str] | None, out: Path) -> None:
             continue
         row = verified_script(setup.parent)
         row["first"] = rows.get(row["id"], {}).get("first", row["stated"])
+        row["paceline"] = commit[:7]
         print(json.dumps(row), flush=True)
         rows[row["id"]] = row
         every = [rows[name] for name in sorted(rows)]
         summary = {
-            "commit": commit,
             "scripts": len(every),
             "right": sum(each["is_right"] for each in every),
             "right_causes": sum(each["has_right_cause"] for each in every),
@@ -127,7 +129,7 @@ def verified_script(folder: Path) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             code, text, message = None, "", f"not ended after {_LIMIT_S:g} s"
     seconds = time.monotonic() - started_s
-    text, message = (each.replace(f"{work}/", "") for each in (text, message))
+    text, message = (_PLACE.sub("", each) for each in (text, message))
     if text:
         [layout] = json.loads(text)["layouts"]
         stated, findings = layout["shown"]["statement"], layout["shown"]["findings"]
