@@ -22,10 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from common import documented_parser, write_results
+from paceline.base.host.programs import repository_state
 
 _LIMIT_S = 300.0
 _NOT_SHOWN = 4
 _DATA_PARALLEL = 2  # the lowest statement that allows a ✓
+# of this machine and of the copy of a script
+_PLACE = re.compile(r" \(host \S+, pid \d+\)|" + re.escape(tempfile.gettempdir()) + r"/verify-\w+/")
 
 
 def main() -> None:
@@ -40,11 +43,13 @@ def main() -> None:
 def verify_scripts(folder: Path, only: list[str] | None, out: Path) -> None:
     """Verify the scripts of a folder one after the other; write the file after each."""
     rows = {row["id"]: row for row in json.loads(out.read_text())["rows"]} if out.exists() else {}
+    git = repository_state(Path(__file__).parent) or {"commit": ""}
     for setup in sorted(folder.glob("*/setup.json")):
         if only and setup.parent.name not in only:
             continue
         row = verified_script(setup.parent)
         row["first"] = rows.get(row["id"], {}).get("first", row["stated"])
+        row["paceline"] = git["commit"][:7]
         print(json.dumps(row), flush=True)
         rows[row["id"]] = row
         every = [rows[name] for name in sorted(rows)]
@@ -78,7 +83,7 @@ def verified_script(folder: Path) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             code, text, message = None, "", f"not ended after {_LIMIT_S:g} s"
     seconds = time.monotonic() - started_s
-    text, message = (each.replace(f"{work}/", "") for each in (text, message))
+    text, message = (_PLACE.sub("", each) for each in (text, message))
     if text:
         [layout] = json.loads(text)["layouts"]
         stated, findings = layout["shown"]["statement"], layout["shown"]["findings"]

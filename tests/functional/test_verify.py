@@ -140,6 +140,29 @@ def test_rows_are_counted_once_where_parts_are_called_one_by_one_after_an_evalua
     assert counts in layout["finding"]["reason"]
 
 
+def test_two_losses_that_a_library_takes_backward_are_no_accumulated_passes(paceline, tmp_path):
+    library = tmp_path / "site-packages/library.py"
+    library.parent.mkdir()
+    library.write_text("def backward(loss):\n    loss.backward()\n")
+    (tmp_path / "train.py").write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        f"sys.path.append({str(library.parent)!r})\n"
+        "from library import backward\n"
+        "dist.init_process_group()\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "torch.manual_seed(dist.get_rank())\n"
+        "for real, made in torch.randn(4, 2, 8, 8):\n"
+        "    optimizer.zero_grad()\n"
+        "    backward(model(real).square().mean())\n"
+        "    backward((model(made) - 1).square().mean())\n"
+        "    optimizer.step()\n"
+        "dist.destroy_process_group()\n"
+    )
+    code, [layout] = verified(paceline, tmp_path / "train.py")
+    assert (code, layout["shown"]["statement"]) == (0, 2), layout["shown"]
+
+
 def test_running_statistics_of_an_evaluation_are_no_fault_of_the_training(paceline, tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch, torch.distributed as dist\n"

@@ -365,11 +365,22 @@ def _parameters(optimizers: list[Optimizer]) -> list[Tensor]:
 
 
 def _site() -> str:
-    """Return the file and line of the script from which a backward pass began."""
+    """Return the file and line of the user's code from which a backward pass began.
+
+    A library has one line for the passes of all losses. Without code of the user it is that line.
+    """
+    site = ""
     for frame in _frames():
-        if _package(frame) not in ("torch", "paceline"):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    return ""
+        package, file = _package(frame), frame.f_code.co_filename
+        if package == "paceline" and site:  # which runs the script
+            break
+        if package not in ("torch", "paceline"):
+            is_own = "site-packages" not in file
+            if is_own or not site:
+                site = f"{file}:{frame.f_lineno}"
+            if is_own:
+                break
+    return site
 
 
 def _differentiated() -> str | None:
