@@ -11,6 +11,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.measure.records.files import content_of
+
 _SLOTS = 32  # groups; later ones are not noted
 # group, operation, sequence number, operations that have not ended, begin of the last one
 _SLOT = struct.Struct("<64s24sqqd")
@@ -60,7 +62,7 @@ class OperationNotes:
 def last_operations(path: Path) -> list[LastOperation]:
     """Return the last operation of each group; empty without a file or if it is cut short."""
     try:
-        content = path.read_bytes()
+        content = content_of(path)
     except FileNotFoundError:
         return []
     found = []
