@@ -1,9 +1,11 @@
-"""Repeat a soak test of tests/soak, and keep what it recorded.
+"""Repeat a soak test, and keep what it recorded.
 
     python soak.py random_kills --out results/raw/random_kills.json [--count 100]
     python soak.py many_trials --out results/raw/many_trials.json [--trials 200]
+    python soak.py hostile_input --out results/raw/hostile_input.json
 
-checkpoint_kills always makes 200 kills. A repetition that fails ends this program without results.
+checkpoint_kills always makes 200 kills, hostile_input all cases of tests/support/hostile.py.
+A repetition that fails ends this program without results.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +43,33 @@ def shared_backend_kills(folder: Path) -> dict[str, Any]:
     }
 
 
+def hostile_input(folder: Path) -> dict[str, Any]:
+    """Return a row for each kind of hostile input, and one for each subject."""
+    rows = list(read_jsonl(folder / "hostile_input.jsonl"))
+    kinds = [_summary(rows, subject=s, kind=k) for s, k in dict.fromkeys(map(_kind, rows))]
+    subjects = [_summary(rows, subject=name) for name in dict.fromkeys(r["subject"] for r in rows)]
+    return {"subjects": subjects, "kinds": kinds}
+
+
+def _kind(row: dict[str, Any]) -> tuple[str, str]:
+    return row["subject"], row["kind"]
+
+
+def _summary(rows: list[dict[str, Any]], **which: str) -> dict[str, Any]:
+    """Return how many cases and commands there were, and how the commands ended."""
+    own = [row for row in rows if which.items() <= row.items()]
+    codes = Counter(code for row in own for code in row["codes"])
+    return {
+        **which,
+        "kinds": len({row["kind"] for row in own}),
+        "cases": len({(row["kind"], row["seed"]) for row in own}),
+        "commands": codes.total(),
+        "exit_codes": {str(code): codes[code] for code in sorted(codes)},
+        "longest_s": max((each for row in own for each in row["seconds"]), default=None),
+        "faults": sum(len(row["faults"]) for row in own),
+    }
+
+
 def only_file(folder: Path, name: str) -> dict[str, Any]:
     """Return the content of the only file with this name below a folder."""
     [file] = folder.rglob(name)
@@ -51,6 +81,7 @@ RECORDED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "random_kills": random_kills,
     "shared_backend_kills": shared_backend_kills,
     "checkpoint_kills": lambda folder: only_file(folder, "kills.json"),
+    "hostile_input": hostile_input,
     "many_trials": lambda folder: only_file(folder, "many_trials.json"),
 }
 
@@ -68,7 +99,7 @@ def main() -> None:
             sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "soak",
             "-c", ROOT / "python/pyproject.toml", "--rootdir", ROOT, "--basetemp", folder,
             "--soak-count", options.count, "--soak-trials", options.trials,
-            ROOT / f"tests/soak/test_{options.test}.py",
+            *(ROOT / "tests").glob(f"*/test_{options.test}.py"),
         ]  # fmt: skip
         subprocess.run(
             [str(word) for word in command],

@@ -23,10 +23,10 @@ from paceline.analysis.explain.explanation import Explanation
 from paceline.analysis.predict.exchange import requested_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import PredictionRequest, Predictions, Scaling
-from paceline.base.errors import NotComparable, UsageError
-from paceline.base.host.own_runs import THE_SPEC, check_own_run
+from paceline.base.errors import DataError, NotComparable, UsageError
+from paceline.base.host.own_runs import THE_SPEC, check_own_run, odd_content
 from paceline.measure.records.files import write_json, write_text
-from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.measure.records.layout import MADE, RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Experiment, SpecSource, load_spec
 from paceline.plan.trials.trial import Trial
@@ -278,6 +278,10 @@ def load(run_dir: StrPath, *, baseline: str | None = None) -> Run:
 
     baseline: shell pattern of configurations; speedups are over the fastest equivalent one that
     matches. Default: that of the spec, else the sequential baseline.
-    Raises DataError if the directory contains no trial.
+    Raises DataError if the directory contains no trial, or something that no command may follow,
+    such as a pipe.
     """
+    odd = odd_content(Path(run_dir), unread=MADE)
+    if odd is not None:
+        raise DataError(odd)
     return Run(run_dir, baseline)

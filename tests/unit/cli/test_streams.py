@@ -45,6 +45,30 @@ def test_no_coercion_of_the_locale_is_needed() -> None:
     assert said(LC_ALL="POSIX", PYTHONCOERCECLOCALE="0") == b"step 5 us ... - ~ \\u4e2d \xff"
 
 
+def test_help_is_ascii_where_the_encoding_is() -> None:
+    """click takes a stream of ASCII for a mistake, and writes UTF-8 into it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.cli", "run", "--help"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.isascii()
+    assert b"..." in done.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_the_number_of_a_closed_stream(closed: str, tmp_path: Path) -> None:
+    """What a library or another program prints would otherwise be written into it."""
+    program = (
+        "import os\nfrom paceline.cli.streams import make_streams_usable\nmake_streams_usable()\n"
+        f"file = open({str(tmp_path / 'mine')!r}, 'w')\nfile.write('kept'); file.flush()\n"
+        "os.system('echo printed; echo printed >&2')\nos.write(1, b'x'); os.write(2, b'x')\n"
+    )
+    command = ["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", program]
+    subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
 def test_plain_forms_are_ascii() -> None:
     assert all(len(each) == 1 and plain.isascii() for each, plain in _PLAIN.items())
 

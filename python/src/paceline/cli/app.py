@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from importlib import import_module
 import click
 
 from paceline import __version__
-from paceline.base.errors import ExitCode, PacelineError
+from paceline.base.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.base.host.memory import permanent_objects
 from paceline.base.host.messages import printable, say, show_warning
 from paceline.base.host.programs import missing_extra
@@ -20,6 +21,7 @@ from paceline.cli.streams import EndedBySignal, make_streams_usable, reader_may_
 
 # Set to 1, it makes Python show the stack trace of an error of the operating system.
 _TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"
+_LONGEST_REASON = 300  # characters of the message of a library
 # What to do about an error of the operating system.
 _ADVICE = {
     errno.ENOSPC: "free some space, or choose another disk",
@@ -118,6 +120,7 @@ click.version_option(__version__, prog_name="paceline", message="%(prog)s %(vers
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. A user's mistake shows no stack trace."""
     warnings.showwarning = show_warning
+    warnings.simplefilter("default", PacelineWarning)  # no error, also with -W error
     make_streams_usable()
     if _COMPLETION_VARIABLE in os.environ:
         app.main(prog_name="paceline", complete_var=_COMPLETION_VARIABLE)  # exits
@@ -150,12 +153,42 @@ def _run_command(words: list[str]) -> int:
         # not flush to the closed pipe again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
-    except OSError as error:
-        if os.environ.get(_TRACEBACK_VARIABLE) == "1":
+    except Exception as error:
+        known = _known_cause(words, error)
+        if known is None or os.environ.get(_TRACEBACK_VARIABLE) == "1":
             raise
-        _say_error(_os_error_message(error), error)
-        return ExitCode.ENVIRONMENT
+        code, text = known
+        _say_error(f"{text}. {_TRACEBACK_VARIABLE}=1 shows where it was.", error)
+        return code
     return code
+
+
+def _known_cause(words: Sequence[str], error: Exception) -> tuple[ExitCode, str] | None:
+    """Return what to say about an error that no part of Paceline expects; None if it is ours."""
+    if isinstance(error, OSError):
+        return ExitCode.ENVIRONMENT, _os_error_message(error)
+    if isinstance(error, MemoryError):
+        return ExitCode.ENVIRONMENT, f"expected more memory than there is; {_ADVICE[errno.ENOMEM]}"
+    return (ExitCode.DATA, _records_message(words, error)) if _reads_a_run(words) else None
+
+
+def _reads_a_run(words: Sequence[str]) -> bool:
+    """Return whether a command computes from the records of a run and starts nothing."""
+    readers = {*_SECTIONS["Read results"], "watch"}
+    starts = {"--", "--measure"} & set(words)
+    return bool(words) and words[0] in readers and not starts
+
+
+def _records_message(words: Sequence[str], error: Exception) -> str:
+    """Say that records of a run contradict each other, or that Paceline cannot compute with them.
+
+    Each file is checked when it is read, but somebody else's run may combine values that none has.
+    """
+    what = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+    return (
+        f"{shlex.join(words)}: expected records that agree with each other, got {what}. A file of "
+        "the run was changed or damaged, or this is an error of Paceline"
+    )
 
 
 def _invoke(words: list[str]) -> int:
@@ -176,7 +209,7 @@ def _os_error_message(error: OSError) -> str:
     places = [str(name) for name in (error.filename, error.filename2) if name is not None]
     reason = error.strerror or str(error) or type(error).__name__
     advice = _ADVICE.get(error.errno or 0, "check the permissions, the free space and the limits")
-    return f"{': '.join([*places, reason])}; {advice}. {_TRACEBACK_VARIABLE}=1 shows where it was."
+    return f"{': '.join([*places, reason])}; {advice}"
 
 
 def _say_error(text: str, error: BaseException) -> None:

@@ -13,17 +13,17 @@ from typing import Any, TypeVar
 import click
 
 from paceline.base.errors import DataError
-from paceline.base.host.files import how_to_fetch, irregular_file
+from paceline.base.host.files import how_to_fetch
 from paceline.base.host.messages import say
-from paceline.measure.records.files import read_json
-from paceline.measure.records.layout import RunFiles, TrialFiles
+from paceline.base.host.own_runs import odd_content
+from paceline.measure.records.files import check_types, read_json
+from paceline.measure.records.layout import MADE, RunFiles, TrialFiles
 from paceline.plan.spec.values import REMOTE_SCHEMES, is_remote
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
 Decorator = Callable[[Decorated], Decorated]
 
 RUNS = Path("runs")
-_MADE = TrialFiles(Path()).made.name  # by a user's script
 count = click.IntRange(min=1)
 seed = click.IntRange(min=0)
 
@@ -37,11 +37,9 @@ def existing_run(value: str | Path) -> Path:
         )
     path = Path(value)
     if path.is_dir():
-        irregular = irregular_file(path, unread=_MADE)
-        if irregular is not None:
-            raise click.BadParameter(
-                f"{irregular}: expected a file, got a pipe, a device or a socket; remove it"
-            )
+        odd = odd_content(path, unread=MADE)
+        if odd is not None:
+            raise click.BadParameter(odd)
         return path
     siblings = [each.name for each in path.parent.glob("*") if each.is_dir()]
     close = get_close_matches(path.name, siblings)
@@ -91,13 +89,13 @@ def newest_run(*, to_compare: bool = False) -> Path:
             f"expected RUN_DIR, because there is no {kind} in {RUNS}/; `paceline run` makes one"
         )
     say(f"newest run: {newest}")
-    return newest
+    return existing_run(newest)
 
 
 def _has_timed(path: Path) -> bool:
     """Return whether a run has a spec and a finished trial that measures speed."""
     run = RunFiles(path)
-    with suppress(DataError):
+    with suppress(DataError, OSError):
         if "spec_toml" not in read_json(run.manifest):
             return False
         return any(_is_timed(files) for _, files in run.trials())
@@ -107,7 +105,9 @@ def _has_timed(path: Path) -> bool:
 def _is_timed(files: TrialFiles) -> bool:
     if not files.outcome.exists() or read_json(files.outcome).get("status") != "ok":
         return False
-    script = read_json(files.trial).get("training", {}).get("script") or {}
+    training = read_json(files.trial).get("training")
+    place = f"{files.trial}: training"
+    script = check_types(training, {"script": (dict, type(None))}, place).get("script") or {}
     return script.get("observe") is None and script.get("resume") is None
 
 

@@ -33,12 +33,13 @@ _PLAIN = {
     "…": "...", "·": "-", "≈": "~", "×": "x", "±": "+-", "µ": "u", "–": "-", "−": "-",  # noqa: RUF001
     "→": "->", "≤": "<=", "≥": ">=", "█": "#", "─": "-", "│": "|", "✓": "ok", "✗": "x",
 }  # fmt: skip
-_IN_PLAIN_WORDS = "paceline-plain"
+IN_PLAIN_WORDS = "paceline-plain"  # name of the error handler of encoders
+_STDERR = 2
 
 
 def make_streams_usable() -> None:
     """Let standard output and error take every text, in each locale, also where they are closed."""
-    codecs.register_error(_IN_PLAIN_WORDS, _in_plain_words)
+    _open_standard_descriptors()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # `>&-`: the descriptor was closed when Python started
@@ -47,7 +48,17 @@ def make_streams_usable() -> None:
             "strict",
             "surrogateescape",
         ):
-            stream.reconfigure(errors=_IN_PLAIN_WORDS)
+            stream.reconfigure(errors=IN_PLAIN_WORDS)
+            if codecs.lookup(stream.encoding).name == "ascii":
+                setattr(sys, name, _PlainStream(stream))
+
+
+def _open_standard_descriptors() -> None:
+    """Give closed ones of the first three descriptors to /dev/null. Otherwise a file that is opened
+    later gets their number, and with it what libraries and other programs print."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(opened, True)
+    os.close(opened)
 
 
 def _in_plain_words(error: UnicodeError) -> tuple[bytes, int]:
@@ -62,6 +73,9 @@ def _ascii(character: str) -> bytes:
     if "\udc80" <= character <= "\udcff":  # os.fsdecode
         return bytes([ord(character) - 0xDC00])
     return _PLAIN.get(character, character).encode("ascii", "backslashreplace")
+
+
+codecs.register_error(IN_PLAIN_WORDS, _in_plain_words)
 
 
 @contextmanager
@@ -80,6 +94,19 @@ def reader_may_end(name: Literal["stdout", "stderr"]) -> Iterator[None]:
     finally:
         getattr(sys, name).flush()
         setattr(sys, name, before)
+
+
+class _PlainStream:
+    """A stream of ASCII that takes every text. It does not call itself ASCII, because click would
+    then write UTF-8 into it."""
+
+    encoding = "utf-8"
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _Lossy:

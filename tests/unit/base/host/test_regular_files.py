@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import ExitCode, UsageError
-from paceline.base.host.files import irregular_file, regular_bytes
+from paceline.base.host.files import odd_files, regular_bytes
 from paceline.cli.app import main
 from paceline.plan.spec.loading import load_spec
 
@@ -40,6 +40,9 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(2**40)
+    with pytest.raises(OSError, match="that has none"):
+        regular_bytes(path)
+    path.write_bytes(bytes(2**26 + 1))
     with pytest.raises(OSError, match="expected at most 64 MiB"):
         regular_bytes(path)
     path.write_bytes(b"x")
@@ -68,7 +71,7 @@ def test_a_run_directory_with_a_pipe_is_refused(kind: str, command: str, tmp_pat
     place = tmp_path / "run" / "trials" / "a"
     (place / "made").mkdir(parents=True)
     os.mkfifo(place / "made" / "pipe")  # of the user's script
-    assert irregular_file(tmp_path / "run", "made") is None
+    assert odd_files(tmp_path / "run", "made") == (None, None)
     odd = place / "outcome.json"
     if kind == "pipe":
         os.mkfifo(odd)

@@ -1,3 +1,4 @@
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -190,3 +191,103 @@ def test_added_trials_may_not_change_the_transport_of_others() -> None:
     assert found.experiment.trials[:2] == spec.experiment.trials
     assert found.experiment.trials[2].launcher == "spark"
     assert load_spec(tomllib.loads(found.text)).experiment == found.experiment
+
+
+DEEP = 20_000
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "[" * DEEP + "]" * DEEP,
+        "x = " + "{a=" * DEEP + "1" + "}" * DEEP,
+        ".".join(["a"] * DEEP) + " = 1",
+        "[" + " . ".join(['"a"'] * DEEP) + "]",
+        "x = " + "[" * 70 + "]" * 70,
+        "x = " + "9" * 5001,
+        "x = 0x" + "f" * 5001,
+        "x = 9223372036854775808",
+        "".join(f"k{number} = 1\n" for number in range(100_000)),
+        'x = "\\u0000"',
+        '"\\u0000" = 1',
+        "x = ['a', {b = 'c\\u0000'}]".replace("'", '"'),
+    ],
+    ids=[
+        "lists",
+        "tables",
+        "dotted",
+        "header",
+        "70",
+        "digits",
+        "hex",
+        "65 bits",
+        "keys",
+        "zero",
+        "zero in a key",
+        "zero below",
+    ],
+)
+def test_values_that_no_spec_has_are_refused(text: str) -> None:
+    assert "mine.toml: not TOML: " in faults_of(f"{text}\n{GOOD}")
+
+
+@pytest.mark.parametrize("value", ["[" * DEEP, "{a=" * DEEP, "9" * 5001, '"\\u0000"', ""])
+def test_a_setting_with_such_a_value_is_refused(value: str) -> None:
+    with pytest.raises(UsageError, match="expected a TOML value"):
+        load_spec("quickstart", [f"training.max_steps={value}"])
+
+
+def test_nested_python_values_are_refused() -> None:
+    deep: list[object] = []
+    for _ in range(DEEP):
+        deep = [deep]
+    with pytest.raises(UsageError, match="the spec: "):
+        load_spec({**tomllib.loads(GOOD), "x": deep})
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("count", [1_001, 20_000])
+def test_too_many_trials_are_refused_at_once(count: int) -> None:
+    head, _, trial = GOOD.rpartition("[[trials]]")
+    text = head + f"[[trials]]{trial}\n" * count
+    assert "trials: " in faults_of(text)
+
+
+def test_many_faults_make_a_message_that_can_be_read() -> None:
+    unknown = "".join(f"k{number} = 1\n" for number in range(900))
+    message = faults_of(unknown + GOOD)
+    assert "and 875 more" in message
+    assert len(message) < 20_000
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_without_a_writer_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "spec.toml")
+    with pytest.raises(UsageError, match=r"spec\.toml"):
+        load_spec(tmp_path / "spec.toml")
+
+
+def test_a_pipe_with_a_writer_is_read(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.write(write, GOOD.encode())
+    os.close(write)
+    assert load_spec(f"/dev/fd/{read}").text == GOOD
+    os.close(read)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "/", "a/" * 3000])
+def test_a_path_that_no_file_has_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="expected a"):
+        load_spec(name)
+
+
+@pytest.mark.parametrize("key", ["max_steps", "global_batch", "samples", "nodes", "ranks_per_node"])
+def test_more_than_a_training_can_have_is_refused(key: str) -> None:
+    workload = 'name = "tiny"' + ("\nsamples = 9223372036854775807" if key == "samples" else "")
+    trial = f'launcher = "local"\nlocal_strategy = "sequential"\n{key} = {2**62}\n'
+    training = f"[training]\n{key} = {2**62}\n" if key in ("max_steps", "global_batch") else ""
+    text = f'schema = 2\nname = "x"\n{training}[[workloads]]\n{workload}\n[[trials]]\n' + (
+        trial if key in ("nodes", "ranks_per_node") else trial.replace(f"{key} = {2**62}\n", "")
+    )
+    assert "less than or equal to" in faults_of(text)

@@ -1,28 +1,28 @@
-"""No command runs the Python of somebody else's run directory unless the user trusts it."""
+"""No command runs the Python of somebody else's run directory unless the user trusts it, writes
+where its links or names lead, or shows its text as commands of a terminal."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import shutil
 import tomllib
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 from safetensors.numpy import save_file
 from tests.support.specs import spec_text
 from tests.unit.analysis import fabricate
 
 import paceline
-from paceline.base.errors import ExitCode, PacelineError, UsageError
+from paceline.base.errors import DataError, ExitCode, PacelineError, UsageError
 from paceline.base.host.own_runs import is_own_run, remember_run
 from paceline.cli.app import app, main
 from paceline.measure.records.files import read_json
 from paceline.show.export import onnx as exporter
-from paceline.show.export.run_data import FORMATS, RunData
+from paceline.show.export.run_data import FORMATS, RunData, as_csv
 
 # Commands with a run directory, which stands for RUN. Those of ASKING run its Python if trusted.
 READING = [
@@ -197,82 +197,81 @@ def test_names_of_a_run_reach_no_terminal_as_commands(
     monkeypatch.setenv("PATH", "/nowhere")
     for _, files in run.files.trials():
         trial = read_json(files.trial)
-        training = {**trial["training"], "workload": f"tiny{ESCAPE}"}
-        fabricate.edit_json(files.trial, training=training, experiment=f"mine{ESCAPE}")
+        training = {**trial["training"], "model": f"tiny{ESCAPE}"}
+        fabricate.edit_json(files.trial, training=training, interface=f"lo{ESCAPE}")
         fabricate.edit_json(files.outcome, message=f"failed {ESCAPE}")
-    fabricate.edit_json(run.files.manifest, experiment=f"mine{ESCAPE}")
+    versions = {f"torch{ESCAPE}": f"2{ESCAPE}"}
+    fabricate.edit_json(run.files.manifest, name=f"mine{ESCAPE}", versions=versions)
     main(words(command, run))
     shown = capsys.readouterr()
     text = shown.out + shown.err
     assert not [c for c in text if c not in "\t\n" and unicodedata.category(c) == "Cc"]
 
 
-def _fifo(file: Path) -> None:
-    file.unlink()
-    os.mkfifo(file)
+PLACES = ["export", "export/csv/rows.csv", "export/openmetrics/run.om", "monitor", "trials"]
 
 
-def _link(target: str) -> Callable[[Path], None]:
-    def put(file: Path) -> None:
-        file.unlink()
-        file.symlink_to(target)
-
-    return put
-
-
-def _folder(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
-_VALUE = r'(?<=[:,\[ ])(-?\d[\d.e+-]*|"[^"]*"(?!:))'
-
-
-def _other_values(value: str) -> Callable[[Path], None]:
-    """Return what replaces every number and every text of a file."""
-
-    def put(file: Path) -> None:
-        file.write_text(
-            re.sub(r'(?<=[:,\[ ])(-?\d[\d.e+-]*|"[^"]*"(?!:))', value, file.read_text())
-        )
-
-    return put
-
-
-# What stands in place of a file of the run directory.
-HOSTILE: dict[str, Callable[[Path], object]] = {
-    "nothing": Path.unlink,
-    "empty": lambda file: file.write_text(""),
-    "null": lambda file: file.write_text("null"),
-    "a list": lambda file: file.write_text("[]"),
-    "no text": lambda file: file.write_bytes(b"\xff\xfe\x00" * 99),
-    "cut off": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
-    "deep": lambda file: file.write_text("[" * 200_000),
-    "a long number": lambda file: file.write_text("9" * 5_001),
-    "1e308": _other_values("1e308"),
-    "-1": _other_values("-1"),
-    "NaN": _other_values("NaN"),
-    "a long integer": _other_values("9" * 30),
-    "a path": _other_values('"../../../etc/passwd"'),
-    "NUL": _other_values(r'"\\u0000"'),
-    "a pipe": _fifo,
-    "a device": _link("/dev/zero"),
-    "itself": _link("."),
-    "a folder": _folder,
-}
-
-
-@pytest.mark.parametrize("hostile", HOSTILE)
-def test_every_command_ends_in_order_whatever_a_file_is(
-    hostile: str, run: RunData, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("command", [*READING, *ASKING])
+def test_a_link_of_a_foreign_run_leads_no_command_out(
+    run: RunData,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    place: str,
+    command: str,
 ) -> None:
-    """Each command meets each kind of damage, in a file that differs from command to command."""
     monkeypatch.setenv("PATH", "/nowhere")
-    root = run.files.root
-    files = sorted(p.relative_to(root) for p in root.rglob("*.json*") if p.is_file())
-    for number, command in enumerate([*READING, *ASKING]):
-        copy = tmp_path / f"copy{number}"
-        shutil.copytree(root, copy)
-        HOSTILE[hostile](copy / files[(number * 7 + len(hostile)) % len(files)])
-        code = main([str(copy) if word == "RUN" else word for word in command.split()])
-        assert code in set(ExitCode), command
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    link = run.files.root / place
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.is_dir():
+        shutil.copytree(link, mine / "copy")
+        shutil.rmtree(link)
+    link.symlink_to(mine if "." not in link.name else mine / "new")
+    before = sorted(mine.rglob("*"))
+    assert main(words(command, run)) == ExitCode.USAGE
+    assert "expected a file or folder of the run, got a link" in capsys.readouterr().err
+    assert sorted(mine.rglob("*")) == before
+    with pytest.raises(DataError, match="got a link"):
+        paceline.load(run.files.root)
+
+
+def test_links_of_ones_own_run_are_followed(run: RunData, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(run.files.root / "trials", elsewhere)
+    (run.files.root / "trials").symlink_to(elsewhere)
+    remember_run(run.files.root)
+    assert main(["compare", str(run.files.root)]) == ExitCode.OK
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "openmetrics"])
+def test_an_export_replaces_a_link_in_its_place(run: RunData, tmp_path: Path, kind: str) -> None:
+    """It would otherwise write what the names of the run say into a file of the user."""
+    mine, out = tmp_path / "mine", tmp_path / "out"
+    run.export(kind, out)
+    names = [path.name for path in out.iterdir()]
+    mine.write_text("kept")
+    for name in names:
+        (out / name).unlink()
+        for place in (out / name, out / f".{name}"):
+            place.symlink_to(mine)
+    run.export(kind, out)
+    assert mine.read_text() == "kept"
+    assert not [name for name in names if (out / name).is_symlink()]
+
+
+@pytest.mark.parametrize("key", ["id", "experiment"])
+@pytest.mark.parametrize("value", ["../../mine", "/etc/mine", "..", "a/b", "", "=1+1", "a\u0000"])
+def test_a_name_of_a_foreign_run_is_no_path(run: RunData, key: str, value: str) -> None:
+    for _, files in run.files.trials():
+        fabricate.edit_json(files.trial, **{key: value})
+    for to in ("perfetto", "csv"):
+        assert main(["export", str(run.files.root), "--to", to]) == ExitCode.DATA
+
+
+def test_no_cell_is_a_formula_of_a_spreadsheet() -> None:
+    frame = pl.DataFrame({"a": ["=1+1", "@x", "-1", "+1", "1", "a=b", None], "b": [-1] * 7})
+    assert as_csv(frame)["a"].to_list() == ["'=1+1", "'@x", "'-1", "'+1", "1", "a=b", None]
+    assert as_csv(frame)["b"].to_list() == [-1] * 7

@@ -10,7 +10,6 @@ code. An explanation compares a configuration with itself in the other run.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from paceline.analysis.statistics.intervals import Interval
 from paceline.analysis.statistics.model import Belief
 from paceline.analysis.statistics.rates import RunRates
 from paceline.base.errors import NotComparable
+from paceline.plan.spec.values import toml_document
 from paceline.plan.trials.planning import matching, no_match
 from paceline.plan.trials.trial import Training
 
@@ -149,8 +149,8 @@ def _facts(manifest: Mapping[str, Any]) -> tuple[dict[str, str], ...]:
 
 def _spec(manifest: Mapping[str, Any]) -> dict[str, str]:
     try:
-        spec = tomllib.loads(str(manifest.get("spec_toml", "")))
-    except tomllib.TOMLDecodeError:
+        spec = toml_document(str(manifest.get("spec_toml", "")))
+    except ValueError:
         return {}
     return dict(_flat(spec, ""))
 

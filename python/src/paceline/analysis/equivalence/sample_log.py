@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 import polars as pl
@@ -54,10 +55,9 @@ def read_sample_log(files: TrialFiles) -> dict[int, StepSamples]:
 def own_faults(sample_log: Mapping[int, StepSamples]) -> list[str]:
     """List the faults of one sample log: missing steps, repeated samples, unequal epochs."""
     steps = list(sample_log)
-    faults = []
+    faults: list[str] = []
     if steps != list(range(len(steps))):
-        missing = sorted(set(range(max(steps) + 1)) - set(steps))
-        faults.append(f"steps {some(missing)} are missing")
+        faults += _missing(set(steps))
     by_epoch: dict[int, list[NDArray[np.int64]]] = {}
     for epoch, ids in sample_log.values():
         by_epoch.setdefault(epoch, []).append(ids)
@@ -74,6 +74,16 @@ def own_faults(sample_log: Mapping[int, StepSamples]) -> list[str]:
     if whole and not np.isin(epochs[max(epochs)], whole[0]).all():
         faults.append(f"epoch {max(epochs)} saw samples that epoch 0 did not")
     return faults
+
+
+def _missing(steps: set[int]) -> Iterator[str]:
+    """Say which steps before the last one are missing, of a log that may name any number."""
+    count = max(steps) + 1 - sum(step >= 0 for step in steps)
+    first = list(islice((step for step in range(max(steps)) if step not in steps), _NAMED + 1))
+    if count:
+        yield f"steps {some(first, count)} are missing"
+    if min(steps) < 0:
+        yield f"step {min(steps)} is before the first one"
 
 
 def differences(
@@ -99,7 +109,11 @@ def planned_log(order: SampleOrder) -> dict[int, StepSamples]:
     return {p.step: (p.epoch, np.sort(p.sample_ids)) for p in planned}
 
 
-def some(numbers: Sequence[object]) -> str:
-    """Return the first ones in words, and how many there are."""
-    shown = ", ".join(str(n) for n in numbers[:5])
-    return shown if len(numbers) <= 5 else f"{shown}, ... ({len(numbers)} in all)"
+_NAMED = 5  # numbers in a message
+
+
+def some(numbers: Sequence[object], count: int | None = None) -> str:
+    """Return the first ones in words, and how many there are. count: if these are not all."""
+    shown = ", ".join(str(n) for n in numbers[:_NAMED])
+    in_all = len(numbers) if count is None else count
+    return shown if in_all <= _NAMED else f"{shown}, ... ({in_all} in all)"

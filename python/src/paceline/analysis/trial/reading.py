@@ -15,7 +15,13 @@ import polars as pl
 
 from paceline.base.errors import DataError
 from paceline.measure.records.documents import read_status
-from paceline.measure.records.files import document, read_json
+from paceline.measure.records.files import (
+    FieldTypes,
+    check_types,
+    document,
+    read_json,
+    text_of,
+)
 from paceline.measure.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
 from paceline.measure.records.rows import (
     SCHEMA,
@@ -155,15 +161,32 @@ def load_shares(run: RunFiles) -> list[TrialRecord]:
 def load_manifest(run: RunFiles) -> dict[str, Any]:
     """Read the manifest; empty where there is none (trials that were started by hand).
 
-    Raises DataError if the run was written by a version with another schema.
+    Raises DataError if the run was written by a version with another schema, or it is damaged.
     """
     if not run.manifest.exists():
         return {}
-    manifest = read_json(run.manifest)
+    manifest = check_types(read_json(run.manifest), _TYPES_OF_MANIFEST, str(run.manifest))
+    for key in ("trials", "data"):
+        texts = manifest.get(key) or []
+        if not all(isinstance(each, str) for each in [*texts, *_values(texts)]):
+            raise DataError(f"{run.manifest}: expected names in {key}, got {texts!r:.80}")
     schema = manifest.get("schema")
     if schema not in (None, SCHEMA):
         raise DataError(f"{run.manifest}: expected schema {SCHEMA}, got {schema!r}")
     return manifest
+
+
+_TYPES_OF_MANIFEST: FieldTypes = {
+    "schema": (int, type(None)),
+    **{name: (str, type(None)) for name in ("name", "description", "spec_toml", "baseline")},
+    "trials": (list,),
+    **{name: (dict, type(None)) for name in ("data", "git", "versions", "packages", "host")},
+    "created_unix_s": (int, float, type(None)),
+}
+
+
+def _values(table: object) -> Iterable[object]:
+    return table.values() if isinstance(table, dict) else ()
 
 
 def load_trial(files: TrialFiles) -> TrialRecord:
@@ -174,7 +197,7 @@ def load_trial(files: TrialFiles) -> TrialRecord:
         outcome=document(files.outcome, Outcome),
         result=document(files.result, TrainingResult),
         ranks=tuple(_load_rank(rank, rank_files) for rank, rank_files in files.ranks()),
-        command=files.command.read_text("utf-8") if files.command.exists() else None,
+        command=text_of(files.command) if files.command.exists() else None,
     )
 
 

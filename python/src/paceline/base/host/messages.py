@@ -8,8 +8,14 @@ from typing import TextIO
 
 from paceline.base.errors import PacelineWarning
 
-# All control characters but tab and newline: a terminal acts on them (ECMA-48: C0, DEL, C1).
-_CONTROLS = {number: None for number in (*range(32), *range(127, 160)) if chr(number) not in "\t\n"}
+# All control characters but tab and newline: a terminal acts on them (ECMA-48: C0, DEL, C1). So it
+# does on marks of the direction, by which a name can look like another one (Unicode TR 36).
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROLS = {
+    number: None
+    for number in (*range(32), *range(127, 160), *_DIRECTIONS)
+    if chr(number) not in "\t\n"
+}
 
 
 def printable(text: str) -> str:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.base.errors import UsageError
+from paceline.base.host.files import odd_files
 
 _MOST_RECORDS = 10_000  # of about 150 bytes
 
@@ -41,6 +42,24 @@ def is_own_run(run_dir: Path) -> bool:
         return bool(recorded == _identity(run_dir))
     except (OSError, RuntimeError, ValueError):
         return False
+
+
+def odd_content(run_dir: Path, unread: str) -> str | None:
+    """Return why no command may read or write below a run directory; None if it may.
+
+    A pipe would be waited for. A link could lead what is written to a file of the user, so in the
+    run of somebody else none may lead out. unread: name of folders whose files are not read.
+    """
+    found = odd_files(run_dir, unread)
+    if found.irregular is not None:
+        return f"{found.irregular}: expected a file, got a pipe, a device or a socket; remove it"
+    if found.link_out is not None and not is_own_run(run_dir):
+        return (
+            f"{found.link_out}: expected a file or folder of the run, got a link to "
+            f"{os.path.realpath(found.link_out)}. The run was not made by you on this machine, or "
+            "was moved: replace the link by what it leads to, or remove it"
+        )
+    return None
 
 
 THE_SPEC = "the programs that its spec names"

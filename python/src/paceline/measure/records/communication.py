@@ -19,6 +19,8 @@ from typing import Any
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict  # that of typing is no schema for pydantic in Python 3.11
 
+from paceline.measure.records.files import content_of
+
 
 # The fields of `collectives.description.GroupDescription`, and two more. A subclass of it would
 # have the type of typing's TypedDict, and collectives cannot use that of typing_extensions.
@@ -159,7 +161,7 @@ class OperationNotes:
 def last_operations(path: Path) -> list[LastOperation]:
     """Return the last operation of each group; empty without a file or if it is cut short."""
     try:
-        content = path.read_bytes()
+        content = content_of(path)
     except FileNotFoundError:
         return []
     found = []

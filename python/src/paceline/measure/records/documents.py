@@ -21,7 +21,10 @@ from paceline.base.errors import DataError, ExitCode, PacelineError, UsageError
 from paceline.base.host.locks import try_lock
 from paceline.collectives.host import wait_until
 from paceline.measure.records.files import (
+    FieldTypes,
     JsonlWriter,
+    check_types,
+    content_of,
     document,
     json_object,
     jsonable,
@@ -74,7 +77,7 @@ def read_status(files: RankFiles) -> RankStatus | None:
     0.3.0 wrote the failure as text, `DataError: image 3 …`. Raises DataError if it is damaged.
     """
     try:
-        fields = json_object(files.status.read_bytes(), str(files.status))
+        fields = json_object(content_of(files.status), str(files.status))
     except FileNotFoundError:
         return None
     error = fields.pop("error", None)
@@ -82,13 +85,15 @@ def read_status(files: RankFiles) -> RankStatus | None:
         kind, _, message = error.partition(": ")
         error = {"kind": kind, "message": message, **{n: fields.get(n) for n in ("rank", "host")}}
     try:  # without pydantic, whose first use takes a failing rank longer than its peers may wait
-        _check_types(fields)
+        _check_rank(check_types(fields, _TYPES_OF_STATUS, str(files.status)))
+        if error is not None:
+            check_types(error, _TYPES_OF_FAILURE, f"{files.status}: error")
         return RankStatus(**fields, error=None if error is None else Failure(**error))
     except TypeError as wrong:
         raise DataError(f"{files.status}: expected the fields of a RankStatus: {wrong}") from wrong
 
 
-_TYPES_OF_STATUS: Mapping[str, tuple[type, ...]] = {
+_TYPES_OF_STATUS: FieldTypes = {
     "rank": (int,),
     "host": (str,),
     "pid": (int,),
@@ -98,13 +103,23 @@ _TYPES_OF_STATUS: Mapping[str, tuple[type, ...]] = {
     "start_ticks": (int, type(None)),
     "boot_id": (str, type(None)),
 }
+_TYPES_OF_FAILURE: FieldTypes = {
+    "kind": (str,),
+    "message": (str,),
+    "rank": (int,),
+    "host": (str, type(None)),
+    "unix_s": (int, float, type(None)),
+}
+_MOST = 2**31  # of a rank and of a process id
 
 
-def _check_types(fields: Mapping[str, object]) -> None:
-    """Raise TypeError if a field of a rank's status has a value of another type."""
-    for name, types in _TYPES_OF_STATUS.items():
-        if name in fields and not isinstance(fields[name], types):
-            raise TypeError(f"{name} is {str(fields[name])[:40]!r}")
+def _check_rank(fields: Mapping[str, Any]) -> None:
+    """Raise TypeError for numbers that no rank has, and for a state that is none."""
+    for name in ("rank", "pid"):
+        if not 0 <= fields.get(name, 0) < _MOST:
+            raise TypeError(f"{name} is {fields[name]!r:.40}")
+    if fields.get("state", "done") not in ("running", "done", "failed"):
+        raise TypeError(f"state is {fields['state']!r:.40}")
 
 
 def failure_of(error: BaseException, rank: int, host: str | None) -> Failure:
@@ -136,6 +151,9 @@ class LookRecord:
     undecided: dict[str, tuple[str, ...]]  # configurations by workload
 
 
+_MOST_REPEATS = 1000  # of a run
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
     """Content of `repeats.json`."""
@@ -154,7 +172,13 @@ class Stopping:
 
 def read_stopping(run: RunFiles) -> Stopping | None:
     """Return the record; None for a fixed number of repeats. Raises DataError if it is damaged."""
-    return document(run.repeats, Stopping)
+    stopping = document(run.repeats, Stopping)
+    if stopping is not None and not 0 < stopping.max_repeats <= _MOST_REPEATS:
+        raise DataError(
+            f"{run.repeats}: expected max_repeats from 1 to {_MOST_REPEATS}, got "
+            f"{stopping.max_repeats}"
+        )
+    return stopping
 
 
 def write_stopping(run: RunFiles, stopping: Stopping) -> None:

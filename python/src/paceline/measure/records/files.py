@@ -7,19 +7,23 @@ that names the file.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 import os
 import tempfile
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar, cast
+from types import NoneType
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, TextIO, TypeVar, cast
 
 import pydantic_core
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.base.errors import DataError
+from paceline.base.host.files import NO_FILE, open_regular
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -74,16 +78,47 @@ def _field_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
 _encode = json.JSONEncoder(separators=(",", ":"), default=fields_of).encode
 
 
+FieldTypes = Mapping[str, tuple[type, ...]]  # by name, in JSON
+_LONGEST_LINE = (
+    1 << 28
+)  # bytes; a row has some kilobytes, and one of many operations some megabytes
+
+
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of `path` in order; an unfinished last row is skipped.
 
     Raises DataError that names the line if another line is not a JSON object.
     """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
+    with _opened(path) as file:
+        for number in itertools.count(1):
+            line = file.readline(_LONGEST_LINE)
+            if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
                 return  # the writer was killed while it wrote this row
             yield json_row(line, f"{path}:{number}")
+
+
+def content_of(path: Path) -> bytes:
+    """Return the content of a file of a run. Raises FileNotFoundError, DataError if it is a folder
+    or something else, and OSError if it cannot be read."""
+    with _opened(path) as file:
+        return file.read()
+
+
+def text_of(path: Path) -> str:
+    """Return the content of a file of a run as text, with a mark for bytes that are not.
+
+    Raises as `content_of`.
+    """
+    return content_of(path).decode("utf-8", errors="replace")
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return open_regular(path)
+    except OSError as error:
+        if error.errno in NO_FILE:
+            raise DataError(f"{path}: expected a file of the run: {error.strerror}") from error
+        raise
 
 
 def json_row(line: bytes, place: str) -> dict[str, Any]:
@@ -92,14 +127,83 @@ def json_row(line: bytes, place: str) -> dict[str, Any]:
 
 
 def json_object(content: bytes, place: str, expected: str = "a JSON object") -> dict[str, Any]:
-    """Parse a JSON object. Raises DataError that names its place if it is not one."""
+    """Parse a JSON object. Raises DataError that names its place if it is not one, or has a text
+    or a number that no writer of Paceline's produces."""
     try:
         found = json.loads(content.decode("utf-8"))
+        _check_values(found)
     except (ValueError, RecursionError) as error:  # nested 1,000 deep and more
         raise DataError(f"{place}: expected {expected}: {error}") from None
     if not isinstance(found, dict):
         raise DataError(f"{place}: expected a JSON object, got {found!r:.50}")
     return found
+
+
+LONGEST_S = 1e11  # of a duration, and since 1970: in the year 5138
+# Loss values may be infinite, or no number.
+LARGEST = 1e100  # squares of it, and sums of them, are still numbers
+_MOST_INTEGER = 2**63  # of a column of Polars
+
+
+def _check_values(document: object) -> None:
+    """Raise ValueError for a value that no writer of Paceline's produces."""
+    left: list[tuple[str, object]] = [("", document)]
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            left += value.items()
+        elif isinstance(value, list):
+            left += ((name, each) for each in value)
+        elif fault := _fault_of(name, value):
+            raise ValueError(f"{name}: {fault}")
+        if not name.isascii():
+            _check_text(name)
+
+
+def _fault_of(name: str, value: object) -> str | None:
+    if isinstance(value, str):
+        if not value.isascii():
+            _check_text(value)
+    elif isinstance(value, int) and not -_MOST_INTEGER <= value < _MOST_INTEGER:
+        return "expected an integer of at most 64 bits"
+    elif isinstance(value, int | float) and is_time(name) and not is_seconds(name, value):
+        return f"expected seconds, got {value:g}"
+    elif isinstance(value, float) and LARGEST < abs(value) < math.inf:
+        return f"expected a number up to {LARGEST:g}, got {value:g}"
+    return None
+
+
+def is_time(name: str) -> bool:
+    """Return whether a field has seconds: its name ends with the unit."""
+    return name.endswith("_s")
+
+
+def is_seconds(name: str, value: Any) -> Any:
+    """Return whether a time, or each one of a Polars column, is possible."""
+    least = 0.0 if name.endswith("unix_s") else -LONGEST_S
+    return (value >= least) & (value <= LONGEST_S)
+
+
+def check_types(fields: object, types_of: FieldTypes, place: str) -> dict[str, Any]:
+    """Return an object of JSON. Raises DataError that names its place if it is none, or one of
+    these fields has a value of another type. Fields may be missing."""
+    if not isinstance(fields, dict):
+        raise DataError(f"{place}: expected a JSON object, got {fields!r:.50}")
+    for name, types in types_of.items():
+        value = fields.get(name)
+        if name in fields and not _is_one_of(value, types):
+            names = " or ".join("null" if each is NoneType else each.__name__ for each in types)
+            raise DataError(f"{place}: expected {name} of type {names}, got {value!r:.50}")
+    return fields
+
+
+def _is_one_of(value: object, types: tuple[type, ...]) -> bool:
+    return isinstance(value, types) and (bool in types or not isinstance(value, bool))
+
+
+def _check_text(text: str) -> None:
+    """Raise ValueError for half of a character outside the first 65,536, which is no text."""
+    text.encode("utf-8")
 
 
 def jsonable(value: object) -> Any:
@@ -168,7 +272,7 @@ def sync_folder(folder: Path) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises DataError if it is missing or not one."""
     try:
-        content = path.read_bytes()
+        content = content_of(path)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
     return json_object(content, str(path))
@@ -191,11 +295,14 @@ def document(path: Path, kind: type[_Row]) -> _Row | None:
     Raises DataError if it is damaged.
     """
     try:
-        return _adapter(kind).validate_json(path.read_bytes())
+        content = content_of(path)
+        found = _adapter(kind).validate_json(content)
     except FileNotFoundError:
         return None
     except ValidationError as error:
         raise _mismatch(path, kind, error) from error
+    json_object(content, str(path))  # checks the values
+    return found
 
 
 def _adapter(kind: type[_Row]) -> TypeAdapter[_Row]:

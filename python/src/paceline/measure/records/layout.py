@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.base.errors import UsageError
+from paceline.base.errors import DataError, UsageError
+from paceline.plan.spec.values import FILE_NAME_PATTERN
 
 _TRIALS = "trials"  # folder of a run
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+MADE = "made"  # folder of a trial, with files of the user's script
+_SAFE_NAME = re.compile(FILE_NAME_PATTERN)
+_RANK = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 def _checked(name: str, what: str) -> str:
@@ -19,6 +22,16 @@ def _checked(name: str, what: str) -> str:
             f"{what} {name!r}: expected letters, digits, '.', '_' and '-' (it becomes a file name)"
         )
     return name
+
+
+def _found(path: Path) -> str:
+    """Return the name of a folder that was found. It may have been made by somebody else."""
+    if not _SAFE_NAME.fullmatch(path.name):
+        raise DataError(
+            f"{path.parent}: expected folders with names of letters, digits, '.', '_' and '-', "
+            f"found {path.name!r}; remove it"
+        )
+    return path.name
 
 
 class _File:
@@ -88,7 +101,7 @@ class TrialFiles:
     reported = _File("reported_failure.json")
     failures = _File("failures.jsonl")  # after which the trial was started again
     stacks_request = _File("stacks.request")  # changed when hosts shall ask their ranks for stacks
-    made = _File("made")  # files that the script has made in its working folder
+    made = _File(MADE)  # files that the script has made in its working folder
     last_step = _File("last_step")  # after which the ranks of a script that is verified end
     injected = _File("injected.jsonl")  # failures that the run itself has caused
     slices = _File("slices")  # of lab hosts that took turns; see records.virtual_clock
@@ -124,16 +137,17 @@ class TrialFiles:
 
     def ranks(self) -> Iterator[tuple[int, RankFiles]]:
         """Yield the ranks that have files, in order."""
-        found = (int(p.name) for p in (self.root / "ranks").glob("*") if p.name.isdigit())
-        for rank in sorted(found):
+        found = (p.name for p in (self.root / "ranks").glob("*"))
+        for rank in sorted(int(name) for name in found if _RANK.fullmatch(name)):
             yield rank, self.rank(rank)
 
     def host(self, name: str) -> HostFiles:
         return HostFiles(self.root / "hosts" / _checked(name, "host name"))
 
     def hosts(self) -> Iterator[tuple[str, HostFiles]]:
-        for path in sorted((self.root / "hosts").glob("*")):
-            yield path.name, HostFiles(path)
+        """Yield the hosts that have files, by name. Raises DataError for a name of no host."""
+        for path in sorted((self.root / "hosts").glob("[!.]*")):
+            yield _found(path), HostFiles(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +186,7 @@ class RunFiles:
         return TrialFiles(self.root / _TRIALS / _checked(trial_id, "trial id"))
 
     def trials(self) -> Iterator[tuple[str, TrialFiles]]:
-        """Yield the trials that have a `trial.json`, by name."""
-        for path in sorted((self.root / _TRIALS).glob("*/trial.json")):
-            yield path.parent.name, TrialFiles(path.parent)
+        """Yield the trials that have a `trial.json`, by name. Raises DataError for a name of no
+        trial."""
+        for path in sorted((self.root / _TRIALS).glob("[!.]*/trial.json")):
+            yield _found(path.parent), TrialFiles(path.parent)

@@ -23,7 +23,18 @@ import polars as pl
 from polars._typing import PolarsDataType
 
 from paceline.base.errors import DataError
-from paceline.measure.records.files import json_object, read_jsonl, sync_folder, typed
+from paceline.measure.records.files import (
+    LARGEST,
+    FieldTypes,
+    check_types,
+    content_of,
+    is_seconds,
+    is_time,
+    json_object,
+    read_jsonl,
+    sync_folder,
+    typed,
+)
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.metrics import METRICS, RANK, Metric
 from paceline.measure.records.rows import (
@@ -51,12 +62,15 @@ class RowFormat:
     types: by column, without nested values: they differ between rows.
     required: columns whose values may be neither missing nor null.
     is_open: rows may have more columns, whose types follow from their values.
+    nested: paths of values within dictionaries and lists, and whether these are numbers. A part
+    with a brace stands for every key.
     """
 
     name: str
     types: Mapping[str, PolarsDataType]
     required: tuple[str, ...]
     is_open: bool = False
+    nested: tuple[tuple[tuple[str, ...], bool], ...] = ()
 
 
 def parquet_path(path: Path) -> Path:
@@ -84,7 +98,7 @@ def read_table(
                 f"{parquet_path(path)}: expected the fields of {expected.name}: there is no column "
                 f"{lacking[0]}"
             )
-        return _with_nulls(frame, expected, missing)
+        return _checked(_with_nulls(frame, expected, missing), expected, parquet_path(path))
     if not path.exists():
         frame = pl.DataFrame(schema=expected.types)
     elif expected.is_open:
@@ -116,6 +130,18 @@ def row_dicts(path: Path) -> Iterator[dict[str, Any]]:
         yield from read_jsonl(path)
 
 
+_TYPES_OF_HEADER: FieldTypes = {
+    "cores": (int, type(None)),
+    "interval_s": (int, float, type(None)),
+    **{name: (str, type(None)) for name in ("boot_id", "run", "version")},
+}
+
+
+def checked_dicts(path: Path, kind: RowFormat) -> list[dict[str, Any]]:
+    """Return the rows of `path` as `row_dicts`. Raises DataError as `read_table`."""
+    return [_without_nulls(row) for row in read_table(path, kind).iter_rows(named=True)]
+
+
 def read_header(path: Path) -> dict[str, Any]:
     """Read the first line of a trace: facts about the host. Empty where there is none.
 
@@ -125,9 +151,11 @@ def read_header(path: Path) -> dict[str, Any]:
     if compacted.exists():
         with _explained(compacted):
             header = pl.read_parquet_metadata(compacted).get(_HEADER, "{}")
-        return json_object(header.encode(), f"{compacted}: header")
-    first = next(read_jsonl(path), None) if path.exists() else None
-    return first if first is not None and "unix_s" not in first else {}
+        found = json_object(header.encode(), f"{compacted}: header")
+    else:
+        first = next(read_jsonl(path), None) if path.exists() else None
+        found = first if first is not None and "unix_s" not in first else {}
+    return check_types(found, _TYPES_OF_HEADER, f"{path}: header")
 
 
 def write_parquet(frame: pl.DataFrame, path: Path, header: dict[str, Any]) -> None:
@@ -223,7 +251,7 @@ def _explained(compacted: Path) -> Iterator[None]:
 
 
 def _read_lines(path: Path, expected: RowFormat) -> pl.DataFrame:
-    data = path.read_bytes()
+    data = content_of(path)
     whole = data[: data.rfind(b"\n") + 1]  # the writer may have been killed within the last row
     try:
         frame = pl.read_ndjson(io.BytesIO(whole), schema=expected.types) if whole else None
@@ -244,13 +272,95 @@ def _read_slowly(path: Path, expected: RowFormat) -> pl.DataFrame:
 
 
 def _checked(frame: pl.DataFrame, expected: RowFormat, path: Path) -> pl.DataFrame:
+    """Return the frame with the types of its format. Raises DataError for another type, a missing
+    value, and for a number that no writer of Paceline's produces."""
     for name in expected.required:
-        if frame[name].null_count():
+        if name in frame and frame[name].null_count():
             raise DataError(
                 f"{path}: expected the fields of {expected.name}: {name} is missing in row "
                 f"{frame[name].is_null().arg_max()}"
             )
-    return frame
+    other = {
+        name: kind
+        for name, kind in expected.types.items()
+        if name in frame and frame.schema[name] != kind
+    }
+    for name, kind in other.items():
+        if not _fits(frame.schema[name], kind):
+            raise DataError(
+                f"{path}: expected the fields of {expected.name}: {name} is {frame.schema[name]}"
+            )
+    for path_in_row, is_number in expected.nested:
+        name, *inner = path_in_row
+        if name in frame and not _has_values_at(frame.schema[name], inner, is_number=is_number):
+            raise DataError(
+                f"{path}: expected the fields of {expected.name}: values at "
+                f"{'.'.join(path_in_row)}, found {str(frame.schema[name])[:200]}"
+            )
+    with _explained(path):
+        typed_frame = frame.cast(other) if other else frame  # type: ignore[arg-type]
+    _check_numbers(typed_frame, path)
+    return typed_frame
+
+
+def _fits(found: PolarsDataType, expected: PolarsDataType) -> bool:
+    """Return whether the values of a column may be converted to another type."""
+    if isinstance(found, pl.List) and isinstance(expected, pl.List):
+        return _fits(found.inner, expected.inner)
+    return found == pl.Null or (found.is_numeric() and expected.is_numeric())
+
+
+def _has_values_at(found: PolarsDataType, parts: Sequence[str], *, is_number: bool) -> bool:
+    """Return whether a column has values of a type at a path, wherever it has something there."""
+    if found == pl.Null:
+        return True
+    if not parts:
+        return found.is_numeric() if is_number else found == pl.String
+    part, *rest = parts
+    if isinstance(found, pl.List):
+        return "{" in part and _has_values_at(found.inner, rest, is_number=is_number)
+    if not isinstance(found, pl.Struct):
+        return False
+    return all(
+        _has_values_at(field.dtype, rest, is_number=is_number)
+        for field in found.fields
+        if "{" in part or field.name == part
+    )
+
+
+def _check_numbers(frame: pl.DataFrame, path: Path) -> None:
+    """Raise DataError for a time that is none, and for a number whose square is none."""
+    values = [
+        found
+        for name, kind in frame.schema.items()
+        for found in _numbers_of(name, kind, pl.col(name))
+    ]
+    tests = [
+        (
+            ~is_seconds(name, value)
+            if is_time(name)
+            else (value.abs() > LARGEST) & value.is_finite()
+        ).any()
+        for name, value in values
+    ]
+    if not tests:
+        return
+    odd = frame.select(test.alias(str(place)) for place, test in enumerate(tests)).row(0)
+    for (name, _), is_odd in zip(values, odd, strict=True):
+        if is_odd:
+            what = "seconds" if is_time(name) else f"numbers up to {LARGEST:g}"
+            raise DataError(f"{path}: expected {what} in {name}, got others")
+
+
+def _numbers_of(name: str, kind: PolarsDataType, value: pl.Expr) -> Iterator[tuple[str, pl.Expr]]:
+    """Yield the numbers in a column with their names: those with a fraction."""
+    if isinstance(kind, pl.Struct):
+        for field in kind.fields:
+            yield from _numbers_of(field.name, field.dtype, value.struct.field(field.name))
+    elif isinstance(kind, pl.List):
+        yield from _numbers_of(name, kind.inner, value.explode())
+    elif kind.is_float():
+        yield name, value
 
 
 def _without_nulls(value: Any) -> Any:
@@ -273,6 +383,8 @@ def _format(name: str, own: dict[str, PolarsDataType], metrics: Iterable[Metric]
     """Return the format of rows with the columns `own` and those of the metrics."""
     types = dict(own)
     required = list(own)
+    metrics = tuple(metrics)
+    nested = tuple((m.path, m.kind != "info") for m in metrics if len(m.path) > 1)
     for metric in metrics:
         number = pl.Int64 if metric.is_whole else pl.Float64
         types |= dict.fromkeys(metric.columns, number)
@@ -280,7 +392,7 @@ def _format(name: str, own: dict[str, PolarsDataType], metrics: Iterable[Metric]
             types[metric.path[0]] = pl.List(number)
         if metric.required:
             required += [name for name in metric.columns if name not in own]
-    return RowFormat(name, types, tuple(required), is_open=True)
+    return RowFormat(name, types, tuple(required), is_open=True, nested=nested)
 
 
 HOST_SAMPLES = _format(

@@ -24,7 +24,14 @@ from typing import Any, Self
 
 from paceline.base.errors import DataError, EnvironmentLacks
 from paceline.collectives.host import wait_until
-from paceline.measure.records.files import read_json, read_jsonl, replacing, write_json, write_text
+from paceline.measure.records.files import (
+    content_of,
+    read_json,
+    read_jsonl,
+    replacing,
+    write_json,
+    write_text,
+)
 from paceline.measure.records.layout import RankFiles, TrialFiles
 
 DILATION_VARIABLE = "PACELINE_LAB_DILATION"  # how many hosts take turns with this one, and it
@@ -128,7 +135,7 @@ class RecordedSlices:
         """Read a file; an unfinished last line is left out. Raises DataError if it has none."""
         first = ""
         try:
-            text = path.read_text("utf-8")
+            text = content_of(path).decode("utf-8")
             first, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
             words = dict(word.split("=") for word in first.split()[1:])
             numbers = (int(words[name]) for name in ("unix_offset_ns", "cores", "slice_ms"))

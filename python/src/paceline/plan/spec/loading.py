@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import tomli_w
 from pydantic import ValidationError
@@ -17,12 +16,14 @@ from paceline.plan.spec.models import SCHEMA, Experiment, keys_of_tables, nested
 from paceline.plan.spec.rules.experiment import faults_of
 from paceline.plan.spec.rules.transport import with_common_transports
 from paceline.plan.spec.sentences import did_you_mean, no_such_key, sentences
-from paceline.plan.spec.values import BASELINE
+from paceline.plan.spec.values import BASELINE, toml_document
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _MOST_BYTES = 16 * 2**20  # of a spec
+_MOST_FAULTS, _LONGEST_FAULT = 25, 1000  # of a message; characters
+_LONGEST_SETTING = 200  # in a message, in characters
 _EXAMPLES = "training.max_steps=8, workloads.0.global_batch=16"
 
 
@@ -97,7 +98,7 @@ def with_trials(spec: Spec, added: Sequence[str]) -> Spec:
     Raises UsageError that lists every fault, or if the further trials change the transport of those
     before them.
     """
-    document, faults = tomllib.loads(spec.text), []
+    document, faults = toml_document(spec.text), []
     for text in added:
         try:
             document.setdefault("trials", []).append(_table(text))
@@ -127,7 +128,7 @@ def _text_and_origin(source: SpecSource) -> tuple[str, str]:
         return _read(os.fspath(source))
     try:
         return tomli_w.dumps(source), "the spec"
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"the spec: expected values that TOML has (texts, numbers, true, false, lists, tables; "
             f"leave out a key instead of None): {error}"
@@ -141,8 +142,8 @@ def parse_spec(text: str, origin: str) -> Experiment:
 
 def _document(text: str, origin: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return toml_document(text)
+    except ValueError as error:  # also for an integer of more than 4,300 digits
         raise UsageError(f"{origin}: not TOML: {error}") from error
 
 
@@ -154,8 +155,12 @@ def check_spec(
     try:
         experiment = Experiment.model_validate(document)
     except ValidationError as error:
-        faults += sentences(error.errors(), _unknown_key)
-        faults += _rule_faults_of_the_rest(document, error.errors())
+        details = error.errors()
+        faults += sentences(details[:_MOST_FAULTS], _unknown_key)
+        if len(details) <= _MOST_FAULTS:
+            faults += _rule_faults_of_the_rest(document, details)
+        else:
+            faults.append(f"and {len(details) - _MOST_FAULTS} more")
         raise _usage_error(origin, faults) from error
     experiment = with_common_transports(experiment)
     faults += faults_of(experiment)
@@ -208,7 +213,7 @@ def _read(name_or_path: str) -> tuple[str, str]:
         return shipped[name_or_path], f"shipped experiment {name_or_path!r}"
     path = Path(name_or_path)
     try:
-        with path.open("rb") as file:  # perhaps a pipe, as of `<(command)`
+        with _opened(path) as file:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise UsageError(
@@ -221,14 +226,24 @@ def _read(name_or_path: str) -> tuple[str, str]:
             f"spec {name_or_path!r}: expected a TOML file or one of the shipped experiments "
             f"({', '.join(shipped)}); there is neither.{did_you_mean(name_or_path, shipped)}"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a null byte in the path
         raise UsageError(
             f"spec {name_or_path!r}: expected a readable TOML file: {error}"
         ) from error
 
 
+def _opened(path: Path) -> BinaryIO:
+    """Open a spec: a file, or a pipe, as of `<(command)`. One without a writer counts as empty."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "rb")
+
+
 def _usage_error(origin: str, faults: list[str]) -> UsageError:
-    listed = "\n".join(f"  - {fault}" for fault in faults)
+    shown = [fault[:_LONGEST_FAULT] for fault in faults[:_MOST_FAULTS]]
+    if len(faults) > _MOST_FAULTS:
+        shown.append(f"and {len(faults) - _MOST_FAULTS} more")
+    listed = "\n".join(f"  - {fault}" for fault in shown)
     plural = "fault" if len(faults) == 1 else "faults"
     return UsageError(f"{origin}: {len(faults)} {plural}:\n{listed}")
 
@@ -259,7 +274,7 @@ def apply_settings(document: dict[str, Any], settings: Sequence[str]) -> list[st
             path, value = _parsed(setting)
             _assign(document, path, value)
         except _SettingError as fault:
-            faults.append(f"--set {setting}: {fault}")
+            faults.append(f"--set {setting[:_LONGEST_SETTING]}: {fault}")
     return faults
 
 
@@ -282,8 +297,8 @@ def _parsed(setting: str) -> tuple[list[str], Any]:
 def _table(text: str) -> dict[str, Any]:
     """Return the keys and values of `KEY=VALUE, …`."""
     try:
-        found = tomllib.loads(f"value={{{text}}}")
-    except tomllib.TOMLDecodeError:
+        found = toml_document(f"value={{{text}}}")
+    except ValueError:
         found = {}
     inner = found.get("value")
     if list(found) != ["value"] or not isinstance(inner, dict) or not inner:
@@ -297,8 +312,8 @@ def _table(text: str) -> dict[str, Any]:
 def _path(key: str) -> list[str] | None:
     """Return the parts of a dotted key; None if it is not one key of TOML."""
     try:
-        inner: Any = tomllib.loads(f"{key}=0")
-    except tomllib.TOMLDecodeError:
+        inner: Any = toml_document(f"{key}=0")
+    except ValueError:
         return None
     path = []
     while isinstance(inner, dict):
@@ -311,12 +326,12 @@ def _path(key: str) -> list[str] | None:
 
 def _value(text: str) -> Any:
     try:
-        found = tomllib.loads(f"value={text}")
-    except tomllib.TOMLDecodeError:
+        found = toml_document(f"value={text}")
+    except ValueError:
         found = {}
     if list(found) != ["value"]:
         raise _SettingError(
-            f"expected a TOML value, got {text}; a string needs quotes, as in "
+            f"expected a TOML value, got {text[:_LONGEST_SETTING]}; a string needs quotes, as in "
             """'training.precision="bf16"'"""
         )
     return found["value"]

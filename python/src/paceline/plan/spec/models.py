@@ -19,6 +19,7 @@ from paceline.plan.spec.values import (
     Count,
     Device,
     FailureSettings,
+    FewInt,
     LearningRateScaling,
     MatmulPrecision,
     MemoryFormat,
@@ -29,6 +30,7 @@ from paceline.plan.spec.values import (
     ReadingMode,
     SpecTable,
     Target,
+    Whole,
     is_baseline,
 )
 
@@ -69,13 +71,13 @@ class _WorkloadOverrides(Overrides):
     batch_per_replica: PositiveInt | None = None  # the global batch grows with the replicas
     epochs: PositiveInt | None = None
     max_steps: PositiveInt | None = None
-    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    warmup_steps: Whole | None = None
     learning_rate: PositiveFloat | None = None
     # how learning_rate grows with global_batch / reference_batch
     learning_rate_scaling: LearningRateScaling | None = None
     reference_batch: PositiveInt | None = None  # global batch for which learning_rate is meant
     # steps in which the learning rate grows to its value
-    learning_rate_warmup_steps: Annotated[int | None, Field(ge=0)] = None
+    learning_rate_warmup_steps: Whole | None = None
     momentum: Annotated[float, Field(ge=0, lt=1, strict=False)] | None = None
     dropout: bool | None = None
     reading: ReadingMode | None = None
@@ -104,7 +106,7 @@ class WorkloadRequest(_WorkloadOverrides):
     data: str | None = None  # path or URL of a data set
     held_out_data: str | None = None  # of another one, to evaluate on
     cache: str | None = None  # folder that keeps files of a remote data set on each node
-    samples: Annotated[int, Field(ge=8)] | None = None
+    samples: Annotated[PositiveInt, Field(ge=8)] | None = None
     script: str | None = None
     module: bool = False
     arguments: Annotated[tuple[str, ...], FROM_LIST] = ()
@@ -135,7 +137,7 @@ class TrialRequest(Overrides):
     workloads: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
     transport: str | None = None
     device: Device = "cpu"
-    nodes: PositiveInt = 1
+    nodes: FewInt = 1
     link: str | None = None  # rate of each host's link, which only a lab can set
     ranks_per_node: Count = "auto"
     threads_per_rank: Count = "auto"
@@ -175,7 +177,7 @@ class TuneSettings(SpecTable):
         None  # those that the trials name; all where a trial wants the best one
     )
     steps: PositiveInt = 8
-    warmup_steps: Annotated[int, Field(ge=1)] = 2
+    warmup_steps: PositiveInt = 2
     repeats: Annotated[int, Field(ge=1, le=64)] = 4
     max_candidates: PositiveInt = 24  # of a strategy on a workload, or of a round of `tune comm`
     timeout_s: PositiveFloat | None = None  # no short trial starts later than that
@@ -285,8 +287,8 @@ class Experiment(SpecTable):
     # after a failed rank, the trial continues from its last checkpoint, at most that many times
     restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     training: TrainingRequest = TrainingRequest()
-    workloads: tuple[WorkloadRequest, ...] = Field(min_length=1, strict=False)
-    trials: tuple[TrialRequest, ...] = Field(min_length=1, strict=False)
+    workloads: tuple[WorkloadRequest, ...] = Field(min_length=1, max_length=100, strict=False)
+    trials: tuple[TrialRequest, ...] = Field(min_length=1, max_length=1000, strict=False)
     tune: TuneSettings | None = None
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: Limits = Limits()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
+
+from paceline.plan.spec.values import FewInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +28,14 @@ class Placement(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    nodes: int = Field(ge=1)
-    ranks_per_node: int = Field(ge=1)
-    threads_per_rank: int = Field(ge=1)
-    replicas_per_node: int = Field(default=1, ge=1)  # copies of the model on a node
-    stages: int = Field(default=1, ge=1)  # ranks that hold one copy together
+    nodes: FewInt
+    ranks_per_node: FewInt
+    threads_per_rank: FewInt
+    replicas_per_node: FewInt = 1  # copies of the model on a node
+    stages: FewInt = 1  # ranks that hold one copy together
     oversubscribe: bool = False
     # Cores that the ranks of a node share, where they are fewer than ranks x threads.
-    allocated_cores: int | None = Field(default=None, ge=1)
+    allocated_cores: FewInt | None = None
 
     @property
     def ranks(self) -> int:

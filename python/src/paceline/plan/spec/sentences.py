@@ -16,6 +16,7 @@ _UNION_BRANCHES = {
     "int", "constrained-int", "constrained-float", "literal['auto']", "literal['model']",
     "literal['unbounded']", "tuple[constrained-int, ...]",
 }  # fmt: skip
+_LONGEST_NAME = 100  # characters
 _PATTERNS = {NAME_PATTERN: "expected letters a to z, digits, '.', '_' and '-', at most 64"}
 
 
@@ -50,7 +51,8 @@ def first_of(names: Sequence[str], most: int) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint at the known name that is most similar; empty if none is."""
-    near = difflib.get_close_matches(name, known, n=1)
+    # the comparison takes a time that grows with the square of the length
+    near = difflib.get_close_matches(name[:_LONGEST_NAME], known, n=1)
     return f' Did you mean "{near[0]}"?' if near else ""
 
 

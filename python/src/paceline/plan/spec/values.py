@@ -6,6 +6,7 @@ Light to import. Extensions add words of their own; the glossary explains all of
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,11 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.base.errors import UsageError
 
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
+_MOST = 2**40  # of anything: samples, steps
+PositiveInt = Annotated[int, Field(ge=1, le=_MOST)]
+Whole = Annotated[int, Field(ge=0, le=_MOST)]
+# Of nodes, ranks, threads, stages: a loop over so many ends in a second.
+FewInt = Annotated[int, Field(ge=1, le=2**20)]
+PositiveFloat = Annotated[float, Field(gt=0, le=_MOST, allow_inf_nan=False, strict=False)]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-Count = PositiveInt | Literal["auto"]  # "auto": as the local strategy decides
+FILE_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"
+FileName = Annotated[str, Field(pattern=FILE_NAME_PATTERN)]  # of a folder of a run directory
+Count = FewInt | Literal["auto"]  # "auto": as the local strategy decides
 FROM_LIST: Any = Field(strict=False)  # for tuples: TOML's arrays are lists
 
 Device = Literal["cpu", "cuda"]
@@ -40,6 +47,43 @@ def is_baseline(
     """Return whether it is the sequential process that every speedup is relative to."""
     named = {"launcher": launcher, "local_strategy": local_strategy}
     return named == BASELINE and not (arguments or environment)
+
+
+_DEEPEST = 64  # tables and lists in each other
+_MOST_KEYS = 1000  # of a table
+_MOST_INTEGER = 2**63  # TOML 1.0: integers have 64 bits
+# A key of many parts, for which Python's parser takes a time that grows with their square.
+_LONG_KEY = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{_DEEPEST}}}"""
+)
+
+
+def toml_document(text: str) -> dict[str, Any]:
+    """Parse TOML. Raises ValueError for other text, and for what no spec has: deep nesting,
+    thousands of keys, numbers of more than 64 bits, and the character 0, which no path can have."""
+    too_deep = ValueError(f"expected at most {_DEEPEST} tables and lists in each other")
+    if _LONG_KEY.search(text) is not None:
+        raise too_deep
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        raise too_deep from None
+    left: list[tuple[int, str, Any]] = [(1, "", document)]
+    while left:
+        depth, place, value = left.pop()
+        if depth > _DEEPEST:
+            raise too_deep
+        if isinstance(value, dict):
+            if len(value) > _MOST_KEYS:
+                raise ValueError(f"expected at most {_MOST_KEYS} keys in a table, got {len(value)}")
+            left += ((depth + 1, key, inner) for key, inner in value.items())
+        elif isinstance(value, list):
+            left += ((depth + 1, place, inner) for inner in value)
+        if isinstance(value, int) and not -_MOST_INTEGER <= value < _MOST_INTEGER:
+            raise ValueError(f"{place}: expected an integer of at most 64 bits")
+        if "\0" in place or (isinstance(value, str) and "\0" in value):
+            raise ValueError(f"{place!r}: expected text without the character 0")
+    return document
 
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?) ?([kmg]?)(?:bit|bps|bit/s|b/s)")

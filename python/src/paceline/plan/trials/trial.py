@@ -22,11 +22,13 @@ from paceline.plan.spec.values import (
     CheckpointSettings,
     Device,
     FailureSettings,
+    FileName,
     MatmulPrecision,
     MemoryFormat,
     Precision,
     ReadingMode,
     Target,
+    Whole,
     is_baseline,
     training_steps,
 )
@@ -118,15 +120,15 @@ class Training(_Value):
     max_steps and warmup_steps have a meaning beside it.
     """
 
-    workload: str
+    workload: FileName
     model: str
     dataset: str  # absolute path or URL; "" with a script or items
     seed: int
-    image_size: int
-    global_batch: int
-    epochs: int
-    max_steps: int | None
-    warmup_steps: int
+    image_size: Whole
+    global_batch: Whole
+    epochs: Whole
+    max_steps: Whole | None
+    warmup_steps: Whole
     learning_rate: float  # for the global batch: scaled
     momentum: float
     dropout: bool = True
@@ -134,7 +136,7 @@ class Training(_Value):
     precision: Precision = "fp32"
     memory_format: MemoryFormat = "contiguous"
     batch_norm: BatchNorm = "global"
-    learning_rate_warmup_steps: int = 0
+    learning_rate_warmup_steps: Whole = 0
     activation_checkpointing: bool = False
     accumulation_steps: int | None = None  # None: as the task says
     compile: bool = False
@@ -145,7 +147,7 @@ class Training(_Value):
     task: str = ""  # "module:Class" or "file.py:Class"; "" is the class of the workload
     task_sha256: str | None = None  # of the file
     options: dict[str, Any] = {}  # of the task
-    items: int | None = None  # samples of the task's own map-style data set
+    items: Whole | None = None  # samples of the task's own map-style data set
     cache: str | None = None  # folder on each node that keeps files of a remote data set
     # entry of [[workloads]], if this is its training with one of several global batches
     entry: str | None = None
@@ -216,9 +218,9 @@ class Trial(_Value):
     """
 
     schema_version: Literal[2] = 2
-    id: str
-    experiment: str
-    repeat: int
+    id: FileName  # it names files that are written, also for a trial of somebody else
+    experiment: FileName
+    repeat: Whole
     launcher: str
     transport: str
     local_strategy: str
@@ -234,7 +236,7 @@ class Trial(_Value):
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: Limits = Limits()
     checkpoint: CheckpointSettings | None = None
-    restarts: int = 0
+    restarts: Whole = 0
     failures: FailureSettings | None = None
     arguments: tuple[str, ...] = ()  # of a script, after its own
     environment: dict[str, str] = {}  # of a script's ranks

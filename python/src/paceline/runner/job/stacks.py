@@ -25,7 +25,7 @@ from paceline.base.host.programs import PACKAGE
 from paceline.collectives.host import host_name, wait_until
 from paceline.measure.records.communication import LastOperation, last_operations
 from paceline.measure.records.documents import read_statuses
-from paceline.measure.records.files import read_json
+from paceline.measure.records.files import read_json, text_of
 from paceline.measure.records.layout import HostFiles, RankFiles, TrialFiles
 
 _WRITTEN_S = 2.0  # a busy host may take a second to run the handler
@@ -136,7 +136,7 @@ def read_stacks(files: TrialFiles) -> list[RankStack]:
 def _frames(path: Path) -> list[Frame]:
     """Return the calls of the thread that trains, from the last dump of a file."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = text_of(path)
     except FileNotFoundError:
         return []
     error = text.rpartition(_ERROR)[2] if _ERROR in text else ""

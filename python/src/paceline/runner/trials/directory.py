@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.between_runs.two_runs import machine_identity
+from paceline.analysis.trial.reading import load_manifest
 from paceline.base.errors import NotComparable, UsageError
 from paceline.base.host.own_runs import THE_SPEC, check_own_run
 from paceline.measure.records.documents import only_writer, read_stopping
@@ -90,7 +91,7 @@ def extended_spec(
 
 
 def _is_complete(files: RunFiles) -> bool:
-    return all(is_finished(files.trial(name)) for name in read_json(files.manifest)["trials"])
+    return all(is_finished(files.trial(name)) for name in load_manifest(files).get("trials", []))
 
 
 def _no_further_repeats(files: RunFiles, has: int, asked: int) -> UsageError:
@@ -106,7 +107,7 @@ def check_added(files: RunFiles, trials: Iterable[Trial], left_out: Iterable[str
 
     trials: of the plan. left_out: why it lacks configurations.
     """
-    known = set(read_json(files.manifest)["trials"])
+    known = set(load_manifest(files).get("trials", []))
     if all(trial.id in known for trial in trials):
         reasons = "".join(f"\n  - {each}" for each in left_out)
         raise UsageError(
@@ -183,7 +184,7 @@ def _may_be_first(path: Path, files: RunFiles) -> bool:
 
 
 def _check_resumed(files: RunFiles, spec: Spec) -> None:
-    manifest = read_json(files.manifest)
+    manifest = load_manifest(files)
     text = manifest.get("spec_toml")
     if text == spec.text:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import tomllib
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +26,7 @@ from paceline.measure.records.phases import replayed_after
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import Experiment, Spec
 from paceline.plan.spec.loading import load_spec
-from paceline.plan.spec.values import EVALUATION_KEYS
+from paceline.plan.spec.values import EVALUATION_KEYS, toml_document
 from paceline.plan.spec.workloads import is_name_with_batch
 from paceline.plan.trials.trial import Trial, measured_again, planned_steps
 from paceline.runner.trials.directory import (
@@ -268,7 +267,7 @@ def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Progress) -> 
 
 def _share_spec(text: str, wanted: ShareMeasurement) -> Spec:
     """Return the spec of a run with another batch and few steps."""
-    document = {k: v for k, v in tomllib.loads(text).items() if k not in _LEFT_OUT}
+    document = {k: v for k, v in toml_document(text).items() if k not in _LEFT_OUT}
     document.get("limits", {}).pop("run_s", None)
     lasting = (*EVALUATION_KEYS, "epochs")
     training = {k: v for k, v in document.pop("training", {}).items() if k not in lasting}

@@ -346,7 +346,7 @@ def _durations_s(spec_text: str, former_runs: Path) -> Mapping[str, float]:
                 if outcome is not None and outcome.status == "ok":
                     duration_s = outcome.ended_unix_s - outcome.launched_unix_s
                     found.setdefault(name.rpartition(".r")[0], []).append(duration_s)
-        except DataError:
+        except (DataError, OSError):
             continue  # a damaged run says nothing about this one
         if found:
             return {name: statistics.median(times) for name, times in found.items()}

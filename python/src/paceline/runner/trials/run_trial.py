@@ -56,7 +56,7 @@ from paceline.runner.trials.planning import Progress
 
 def is_finished(files: TrialFiles) -> bool:
     """Return whether the trial has ended well."""
-    return files.outcome.exists() and read_json(files.outcome)["status"] == "ok"
+    return files.outcome.exists() and read_json(files.outcome).get("status") == "ok"
 
 
 def run_trial(trial: Trial, files: TrialFiles) -> Outcome:

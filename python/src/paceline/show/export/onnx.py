@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -66,15 +67,13 @@ def _write(record: TrialRecord, out: Path) -> Path:
     of_images = named and not WORKLOADS.get(training.entry_name).own_samples
     names = ("images", "logits") if of_images else ("inputs", "outputs")
     path = out / f"{record.trial.id}.onnx"
-    temporary = out / f".{record.trial.id}.onnx"  # the file appears only if it is right
-    try:
+    # the file appears only if it is right, and no link in its place is followed
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=out) as folder:
+        temporary = Path(folder, path.name)
         _export(model, _inputs(task, 2), temporary, names)
         for batch in _BATCHES:
             _check(record.trial.id, temporary, model, _inputs(task, batch))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+        return temporary.replace(path)
 
 
 def _export(model: nn.Module, inputs: Tensor, path: Path, names: tuple[str, str]) -> None:

@@ -18,13 +18,19 @@ from paceline.analysis.trial.host_frames import GAP_INTERVALS
 from paceline.analysis.trial.reading import read_trial
 from paceline.base.errors import DataError
 from paceline.measure.records.documents import read_status
-from paceline.measure.records.files import document, read_json
+from paceline.measure.records.files import check_types, document, read_json, replacing
 from paceline.measure.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
 from paceline.measure.records.metrics import METRICS
 from paceline.measure.records.metrics.declared import facts_of, run_facts, sidecar_facts
 from paceline.measure.records.metrics.metric import Row
 from paceline.measure.records.rows import CommunicationRow, Outcome, RankEnvironment, StepRow
-from paceline.measure.records.tables import read_header, read_table, row_dicts
+from paceline.measure.records.tables import (
+    HOST_SAMPLES,
+    RANK_SAMPLES,
+    checked_dicts,
+    read_header,
+    read_table,
+)
 from paceline.measure.telemetry.exporter import Snapshot, families
 from paceline.measure.telemetry.training import TrainingProgress
 from paceline.plan.trials.trial import Trial
@@ -62,7 +68,7 @@ def write_openmetrics(run: RunFiles, out: Path, trial: str | None = None) -> Wri
     found, left_out = _traces(run, trial)
     trials: set[str] = set()
     samples = 0
-    with out.open("w", encoding="utf-8") as file:
+    with replacing(out) as file:  # it may be a link
         for trace in found:
             written = trace.write(file)
             samples += written
@@ -96,15 +102,15 @@ class _HostTrace:
         self.trial_id, self._host = trial.id, host
         own = files.host(host)
         self._header: Mapping[str, Any] = read_header(own.trace)
-        self.samples = [row for row in row_dicts(own.trace) if "unix_s" in row]
+        self.samples = checked_dicts(own.trace, HOST_SAMPLES)
         self._run = self._header.get("run") or run.root.absolute().name
         self._ranks = _by_time(own)
         outcome = document(files.outcome, Outcome)
         started_unix_s = self.samples[0]["unix_s"] if self.samples else math.nan
         launched_unix_s = started_unix_s if outcome is None else outcome.launched_unix_s
         self._facts = run_facts(facts_of(trial), launched_unix_s)
-        self._gap_s = GAP_INTERVALS * self._header.get("interval_s", math.inf)
-        self._restarts = read_json(own.sidecar).get("restarts", 0) if own.sidecar.exists() else 0
+        self._interval_s = self._header.get("interval_s") or math.nan
+        self._restarts = _restarts(own.sidecar) if own.sidecar.exists() else 0
         self._offset_s = 0.0
         self._training: list[RankHistory] = []
         for rank, rank_files in files.ranks():
@@ -129,7 +135,7 @@ class _HostTrace:
         for number, row in enumerate(self.samples, start=1):
             if row["unix_s"] <= last_unix_s:
                 continue  # the clock was set back: Prometheus accepts increasing times only
-            gaps += row["unix_s"] - last_unix_s > self._gap_s and number > 1
+            gaps += row["unix_s"] - last_unix_s > GAP_INTERVALS * self._interval_s and number > 1
             last_unix_s = row["unix_s"]
             restarts = min(gaps, self._restarts)
             for family in families(METRICS, self._snapshot(row, number, restarts)):
@@ -150,7 +156,7 @@ class _HostTrace:
         unix_s: float = row["unix_s"]
         of_sidecar = sidecar_facts(
             version=self._header.get("version"),
-            interval_s=self._header.get("interval_s", math.nan),
+            interval_s=self._interval_s,
             restarts=restarts,
             samples=number,
         )
@@ -165,8 +171,16 @@ class _HostTrace:
 
 def _by_time(files: HostFiles) -> dict[float, dict[int, Row]]:
     found: dict[float, dict[int, Row]] = {}
-    for row in row_dicts(files.ranks):
+    for row in checked_dicts(files.ranks, RANK_SAMPLES):
         found.setdefault(row["unix_s"], {})[row["rank"]] = row
+    return found
+
+
+def _restarts(sidecar: Path) -> int:
+    """Return how often the sidecar was started again. Raises DataError if its state is damaged."""
+    found: int = check_types(read_json(sidecar), {"restarts": (int,)}, str(sidecar)).get(
+        "restarts", 0
+    )
     return found
 
 

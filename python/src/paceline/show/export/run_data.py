@@ -7,6 +7,7 @@ A nested value has a column for each of its parts, named with a dot: `speedup.es
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -317,7 +318,7 @@ def require(extra: str, *modules: str) -> None:
 
 def write_csv(run: RunData, out: Path, trial: str | None) -> list[Path]:
     """Write a CSV file for each frame that is not empty; lists within a cell are JSON."""
-    return [_written(out / f"{n}.csv", _plain(f).write_csv) for n, f in _frames(run, trial)]
+    return [_written(out / f"{n}.csv", as_csv(f).write_csv) for n, f in _frames(run, trial)]
 
 
 def write_parquet(run: RunData, out: Path, trial: str | None) -> list[Path]:
@@ -345,15 +346,32 @@ def _scaling_frame(comparison: Comparison) -> pl.DataFrame:
 
 
 def _written(path: Path, write: Callable[[Path], object]) -> Path:
-    temporary = path.with_name(f".{path.name}")  # the file appears complete or not at all
-    write(temporary)
-    return temporary.replace(path)
+    """Write a file that appears complete or not at all, and follow no link in its place."""
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        temporary = Path(folder, path.name)
+        write(temporary)
+        return temporary.replace(path)
 
 
-def _plain(frame: pl.DataFrame) -> pl.DataFrame:
-    """Replace lists, which CSV does not have, by JSON text."""
+# A spreadsheet takes a cell that begins with one of these for a formula, also in quotation marks.
+_FORMULA = r"^[=+\-@\t\r]"
+
+
+def as_csv(frame: pl.DataFrame) -> pl.DataFrame:
+    """Replace lists, which CSV does not have, by JSON text; begin texts that a spreadsheet would
+    compute with an apostrophe."""
     lists = [name for name, kind in frame.schema.items() if isinstance(kind, pl.List)]
+    texts = [name for name, kind in frame.schema.items() if kind == pl.String]
     return frame.with_columns(
-        pl.Series(name, [None if v is None else json.dumps(v) for v in frame[name].to_list()])
-        for name in lists
+        *(
+            pl.Series(name, [None if v is None else json.dumps(v) for v in frame[name].to_list()])
+            for name in lists
+        ),
+        *(
+            pl.when(pl.col(name).str.contains(_FORMULA))
+            .then("'" + pl.col(name))
+            .otherwise(pl.col(name))
+            .alias(name)
+            for name in texts
+        ),
     )

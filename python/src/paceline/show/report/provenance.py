@@ -223,7 +223,7 @@ def _machine(comparison: Comparison) -> list[Fact]:
         git = _mapping(comparison.manifest, "git")
         if git:
             changes = ", with local changes" if git.get("has_local_changes") else ""
-            facts.append(("git commit", f"{git['commit']}{changes}"))
+            facts.append(("git commit", f"{git.get('commit')}{changes}"))
         return facts
     hosts = {each.host: each.cpu_model for each in _all_environments(comparison)}
     return sorted(hosts.items())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
-
-from pydantic import Field
+from typing import Any, Literal, Self
 
 from paceline.plan.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
 from paceline.plan.spec.extensions import TRANSPORTS
@@ -13,7 +11,7 @@ from paceline.plan.spec.models import Experiment, TrialRequest
 from paceline.plan.spec.placement import NodeCounts, Placement, divisors, number
 from paceline.plan.spec.reduction import AVERAGED_IN_BUCKETS, NODE_SHARDS, StepReduction
 from paceline.plan.spec.rules.transport import transport_of
-from paceline.plan.spec.values import Count, PositiveInt
+from paceline.plan.spec.values import Count, PositiveInt, Whole
 
 # How the gradients of several nodes with several replicas each are averaged. "zero-1": each node
 # averages and updates a part (stage 1 of ZeRO: Rajbhandari et al., SC 2020).
@@ -185,7 +183,7 @@ class ProcessesKeys(KeyModel):
     reduction: ReductionName | None = None
     # Those of AveragingSettings.
     averaging_period_steps: PositiveInt | None = None
-    averaging_start_step: Annotated[int, Field(ge=0)] | None = None
+    averaging_start_step: Whole | None = None
 
 
 class AveragingSettings(OptionModel):
@@ -195,8 +193,8 @@ class AveragingSettings(OptionModel):
     Large Mini-Batches, Use Local SGD, ICLR 2020).
     """
 
-    period_steps: int = Field(ge=1)
-    start_step: int = Field(default=0, ge=0)
+    period_steps: PositiveInt
+    start_step: Whole = 0
 
     def __str__(self) -> str:
         after = f" after step {self.start_step}" if self.start_step else ""

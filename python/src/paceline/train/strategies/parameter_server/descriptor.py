@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ from paceline.plan.spec.descriptors import KeyModel, OptionModel
 from paceline.plan.spec.models import Experiment, TrialRequest
 from paceline.plan.spec.placement import NodeCounts, Placement
 from paceline.plan.spec.reduction import StepReduction
-from paceline.plan.spec.values import PositiveInt
+from paceline.plan.spec.values import PositiveInt, Whole
 from paceline.train.strategies.descriptors import ProcessPerReplica, without_all_reduce
 
 # When servers apply gradients, and what workers wait for.
@@ -27,15 +27,15 @@ class ParameterServerKeys(KeyModel):
     push_period_steps: PositiveInt | None = None  # from one push of gradients to the next
     fetch_period_steps: PositiveInt | None = None  # from one fetch of weights to the next
     # how far a worker may be ahead of the slowest one
-    staleness_bound_steps: Annotated[int, Field(ge=0)] | None = None
+    staleness_bound_steps: Whole | None = None
 
 
 class ParameterServerOptions(OptionModel):
     """Planned options of `parameter-server`."""
 
     update_mode: UpdateMode = "synchronous"
-    push_period_steps: int = Field(default=1, ge=1)
-    fetch_period_steps: int = Field(default=1, ge=1)
+    push_period_steps: PositiveInt = 1
+    fetch_period_steps: PositiveInt = 1
     staleness_bound_steps: int | None = Field(default=None, ge=0)  # of stale-synchronous only
 
     @property

@@ -59,7 +59,7 @@ class PipelineKeys(KeyModel):
 class PipelineOptions(OptionModel):
     """Planned options of a model in stages, one rank each."""
 
-    micro_batches: int = Field(ge=1)  # of a replica's share of a batch
+    micro_batches: PositiveInt  # of a replica's share of a batch
     schedule: PipelineSchedule = "1f1b"
     balance: Balance | None = "time"  # None: split_points are given
     split_points: tuple[int, ...] | None = None
