@@ -250,7 +250,7 @@ def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Progress) -> 
     text = load_manifest(files).get("spec_toml")
     if text is None:
         raise UsageError(f"{files.root}: expected a run of `paceline run`, found no spec in it")
-    entries = [str(entry.get("name")) for entry in tomllib.loads(text)["workloads"]]
+    entries = [str(entry.get("name")) for entry in toml_document(text)["workloads"]]
     if any(is_name_with_batch(wanted.workload, entry) for entry in entries):
         raise UsageError(
             f"--measure: expected a workload with one global batch, {wanted.workload} of "
