@@ -38,7 +38,7 @@ def _folder(tmp_path, monkeypatch):
     trial = tmp_path / "runs/newest/trials/first"
     trial.mkdir(parents=True)
     (tmp_path / "runs/newest/manifest.json").write_text('{"spec_toml": ""}')
-    (trial / "trial.json").write_text("{}")
+    (trial / "trial.json").write_text('{"training": {}}')
     (trial / "outcome.json").write_text('{"status": "ok"}')
     (tmp_path / "reference.json").touch()
 
