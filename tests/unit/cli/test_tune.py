@@ -48,7 +48,14 @@ def test_search_is_continued_with_its_own_spec(
 
 
 @pytest.mark.parametrize("words", [[], ["quickstart", "--resume", "."]])
-def test_spec_or_directory(searches: list[dict[str, Any]], capsys: Any, words: list[str]) -> None:
+def test_spec_or_directory(
+    searches: list[dict[str, Any]],
+    capsys: Any,
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["tune", "local", *words]) == ExitCode.USAGE
     assert "expected SPEC, or --resume DIR" in capsys.readouterr().err
     assert searches == []

@@ -156,7 +156,7 @@ class RowTraining:
     precision: str
     memory_format: str
     global_batch: int | None  # None for a script that does not state its samples
-    batch_per_replica: int | None  # by which the global batch grows; None: it does not
+    batch_per_replica: int | None = None  # by which the global batch grows; None: it does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
