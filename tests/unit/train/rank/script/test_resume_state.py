@@ -113,6 +113,7 @@ def test_a_training_that_ends_by_itself(tmp_path):
         (("--resume", "out/"), {"out/part-0": 60, "log.txt": 1}, True),
         (("--init_from=resume",), {"some/model.bin": 60}, True),
         (("--init_from=resume",), {"events.out": 10}, False),
+        ((), {"__pycache__/utils.cpython-311.pyc": 200}, False),
     ],
 )
 def test_which_files_are_the_checkpoint(tmp_path, words, written, expected):

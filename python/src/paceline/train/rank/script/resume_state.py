@@ -281,9 +281,14 @@ class CheckpointWatch:
         return found if sum(files[path][1] for path in found) >= weight_bytes / 2 else []
 
     def _files(self) -> dict[Path, tuple[int, int]]:
-        """Return time and size of each file. A file may vanish while others are listed."""
+        """Return time and size of each file, but of no compiled module.
+
+        A file may vanish while others are listed.
+        """
         found = {}
         for path in self._folder.resolve().rglob("*"):
+            if path.parent.name == "__pycache__":
+                continue
             try:
                 state = path.lstat()
             except FileNotFoundError:
