@@ -50,26 +50,6 @@ def transports(axes: Axes) -> None:
     titled(axes, "AlexNet, two ranks on one host")
 
 
-def power(axes: Axes) -> None:
-    """Draw how often a difference of 6 % is found, by repeats, for nine configurations."""
-    colours = {
-        "independent steps": BLUE,
-        "autocorrelated steps, 0.5": ORANGE,
-        "autocorrelated steps, 0.8": GREY,
-    }
-    for noise, colour in colours.items():
-        found = [
-            (row["repeats"], 100 * row["power"])
-            for row in raw("statistics")["results"]["grid"]
-            if row["noise"] == noise and row["configurations"] == 9
-        ]
-        axes.plot(*zip(*found, strict=True), "o-", color=colour, label=noise)
-    axes.set_xlabel("repeats")
-    axes.set_ylabel("differences of 6 % found, %")
-    axes.legend(frameon=False)
-    titled(axes, "Nine configurations, one of them faster")
-
-
 def causes(axes: Axes) -> None:
     """Draw the share that the right cause got for each disturbance, where one was named."""
     cases = [
@@ -226,7 +206,7 @@ def workload_curves(panels: Any) -> None:
 
 # By the name of the picture: what draws it, its size in inches, and its panels.
 FIGURES: dict[str, tuple[Any, tuple[float, float], dict[str, Any]]] = {
-    **{draw.__name__: (draw, (8, 3.4), {}) for draw in (transports, power, causes, predictions)},
+    **{draw.__name__: (draw, (8, 3.4), {}) for draw in (transports, causes, predictions)},
     "crossover": (crossover, (8, 4.2), {}),
     "two-hosts": (two_hosts, (8, 3.6), {}),
     "within-a-node": (within_a_node, (9, 3.4), {"ncols": 2, "sharey": True}),
