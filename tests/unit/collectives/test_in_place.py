@@ -1,4 +1,4 @@
-"""What a rank maps of another one, and in which order contributions are reduced."""
+"""The memory of another rank that a rank maps, and the order in which values are reduced."""
 
 from __future__ import annotations
 

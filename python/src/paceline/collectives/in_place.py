@@ -15,11 +15,9 @@ import mmap
 import os
 import re
 import shutil
-import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.collectives.buffers import Reduction, array_of, byte_view, is_dense, is_on_host
 from paceline.collectives.message_schedules import share_bounds
+from paceline.collectives.node.memory import is_unnamed_file, open_memory
 from paceline.collectives.shared_memory import SharedSegments
 from paceline.collectives.torch_internals import GradBucket, shared_descriptor
 
@@ -41,7 +40,7 @@ _BLOCK_BYTES = 256 * 2**10  # three blocks fit in a core's second-level cache
 _RECORD_BYTES = 128
 _FOLDER = "/dev/shm"  # noqa: S108  (where torch's shared memory is)
 _LINK = re.compile(rf"{_FOLDER}/torch_\S+ \(deleted\)")
-_RECORD = re.compile(r"(/proc/[0-9]+/fd/[0-9]+) ([0-9]+) ([0-9]+) ([0-9]+) ([0-9]+)")
+_RECORD = re.compile(r"(\S+) ([0-9]+) ([0-9]+) ([0-9]+) ([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,28 +177,22 @@ def _opened(record: str, size: int) -> NDArray[np.uint8] | None:
     if match is None:
         return None
     path, (device, inode, length, offset) = match[1], map(int, match.groups()[1:])
-    try:
-        # before it is opened: a device may act on that
-        if not _LINK.fullmatch(str(Path(path).readlink())):
-            return None
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:  # no such process here, or not permitted
+
+    def is_described(descriptor: int) -> bool:
+        found = os.fstat(descriptor)
+        is_same = (found.st_dev, found.st_ino) == (device, inode)
+        return is_same and is_unnamed_file(descriptor, length) and offset + size <= length
+
+    descriptor = open_memory(path, _LINK, is_described)
+    if descriptor is None:
         return None
     try:
-        found = os.fstat(descriptor)
-        is_right = (
-            (found.st_dev, found.st_ino, found.st_size) == (device, inode, length)
-            and stat.S_ISREG(found.st_mode)
-            and found.st_uid == os.geteuid()
-            and found.st_nlink == 0
-            and offset + size <= length
-        )
-        memory = mmap.mmap(descriptor, length, prot=mmap.PROT_READ) if is_right else None
+        memory = mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
     except OSError:  # a limit of the process
-        memory = None
+        return None
     finally:
         os.close(descriptor)
-    return None if memory is None else np.frombuffer(memory, np.uint8)[offset : offset + size]
+    return np.frombuffer(memory, np.uint8)[offset : offset + size]
 
 
 # --- the hook of DDP ---------------------------------------------------------------------------

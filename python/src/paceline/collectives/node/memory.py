@@ -17,6 +17,8 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +28,7 @@ from paceline.collectives.host import available_bytes
 _NONCE_BYTES = 16
 _FILE_BYTES = 1 << 44
 _NAME = "paceline"
-_LINK = f"/memfd:{_NAME} (deleted)"  # as /proc shows it (man 2 memfd_create)
+_LINK = re.compile(rf"/memfd:{_NAME} \(deleted\)")  # as /proc shows it (man 2 memfd_create)
 _PATH = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 
 
@@ -186,22 +188,40 @@ def _create_file(nonce: bytes) -> int | None:
 
 def _attach(published: str) -> int | None:
     path, _, nonce = published.partition(" ")
+    return open_memory(path, _LINK, lambda d: _is_own_memory(d) and _begins_with(d, nonce))
+
+
+def open_memory(path: str, link: re.Pattern[str], is_right: Callable[[int], bool]) -> int | None:
+    """Open memory of another rank by the path of its descriptor below /proc; None if that fails.
+
+    link: what the path has to lead to. is_right: tells of the descriptor whether it is that memory;
+    it may raise OSError.
+    """
     if not _PATH.fullmatch(path):
         return None
     try:
-        if str(Path(path).readlink()) != _LINK:  # before it is opened: a device may act on that
+        # before it is opened: a device may act on that
+        if not link.fullmatch(str(Path(path).readlink())):
             return None
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # no such process here, or not permitted
         return None
-    try:
-        is_right = _is_own_memory(descriptor) and _begins_with(descriptor, nonce)
-    except OSError:  # another process's path, which is not a file here
-        is_right = False
-    if is_right:
-        return descriptor
+    with suppress(OSError):  # another process's path, which is not a file here
+        if is_right(descriptor):
+            return descriptor
     os.close(descriptor)
     return None
+
+
+def is_unnamed_file(descriptor: int, size: int) -> bool:
+    """Return whether it is a file of this user, of a size, without a name in any file system."""
+    found = os.fstat(descriptor)
+    return (
+        stat.S_ISREG(found.st_mode)
+        and found.st_uid == os.geteuid()
+        and found.st_nlink == 0
+        and found.st_size == size
+    )
 
 
 def _begins_with(descriptor: int, nonce: str) -> bool:
@@ -210,14 +230,8 @@ def _begins_with(descriptor: int, nonce: str) -> bool:
 
 def _is_own_memory(descriptor: int) -> bool:
     """Return whether the kernel knows it as a memory file that this user made with `_create`."""
-    found = os.fstat(descriptor)
-    return (
-        str(Path(f"/proc/self/fd/{descriptor}").readlink()) == _LINK
-        and stat.S_ISREG(found.st_mode)
-        and found.st_uid == os.geteuid()
-        and found.st_nlink == 0
-        and found.st_size == _FILE_BYTES
-    )
+    link = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    return _LINK.fullmatch(link) is not None and is_unnamed_file(descriptor, _FILE_BYTES)
 
 
 def lack_of_memory(size: int, what: str, advice: str) -> str | None:
