@@ -242,7 +242,7 @@ DATA_COMMANDS: tuple[Words, ...] = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended. faults: what should not have happened."""
+    """The end of a command. faults: broken promises, in words."""
 
     words: Words
     code: int

@@ -50,7 +50,7 @@ def lost_broadcast(wrong):
 
 
 def other_owner(wrong):
-    """Parameters are sent by a rank that does not step them, so that they stay as they are."""
+    """A rank that does not step some parameters sends them, so they never change."""
     model = mlp()
     optimizer = torch.optim.Adam(owned(model), lr=0.01)
     for inputs, labels in loader(table()):

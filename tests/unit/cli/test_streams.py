@@ -58,7 +58,7 @@ def test_help_is_ascii_where_the_encoding_is() -> None:
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_no_file_gets_the_number_of_a_closed_stream(closed: str, tmp_path: Path) -> None:
-    """What a library or another program prints would otherwise be written into it."""
+    """Otherwise it gets the output of a library or of another program."""
     program = (
         "import os\nfrom paceline.cli.streams import make_streams_usable\nmake_streams_usable()\n"
         f"file = open({str(tmp_path / 'mine')!r}, 'w')\nfile.write('kept'); file.flush()\n"

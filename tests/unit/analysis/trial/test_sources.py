@@ -23,7 +23,7 @@ def make_run(folder: Path) -> RunFiles:
 
 
 def write_sources(files: TrialFiles, rank: int, sha256: str) -> None:
-    file = {"path": "/work/train.py", "sha256": sha256}
+    file = {"path": "/project/train.py", "sha256": sha256}
     write_json(files.rank(rank).sources, {"files": {"train.py": file}})
 
 
