@@ -102,9 +102,10 @@ def test_numbers_that_a_training_may_have_are_read(tmp_path: Path) -> None:
     path = tmp_path / "any.json"
     path.write_text(
         '{"loss": NaN, "worst": -Infinity, "small_s": 5e-324, "digits": 0.12345678901234567, '
-        '"bytes": 9223372036854775807, "a_s": -3.5, "text": "\\ud83d\\ude00", "norm": 1e99}'
+        '"bytes": 9223372036854775807, "a_s": -3.5, "text": "\\ud83d\\ude00", "norm": 1e99, '
+        '"product_flop_per_s": 1.6e12}'
     )
-    assert len(read_json(path)) == 8
+    assert len(read_json(path)) == 9
 
 
 @pytest.mark.parametrize(

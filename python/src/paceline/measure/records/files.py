@@ -174,8 +174,8 @@ def _fault_of(name: str, value: object) -> str | None:
 
 
 def is_time(name: str) -> bool:
-    """Return whether a field has seconds: its name ends with the unit."""
-    return name.endswith("_s")
+    """Return whether a field has seconds: its name ends with the unit, and is no rate."""
+    return name.endswith("_s") and not name.endswith("_per_s")
 
 
 def is_seconds(name: str, value: Any) -> Any:
