@@ -111,6 +111,7 @@ class Piece:
     link: str = "1gbit"
     slices_ms: tuple[int, ...] = (10,)
     baseline: str = ""  # piece with the sequential training of the same hosts
+    what: str = ""  # in the table
 
     @property
     def modes(self) -> list[str]:
@@ -119,15 +120,25 @@ class Piece:
 
 def pieces() -> dict[str, Piece]:
     found = {
-        f"a-{name}": Piece(ONE_HOST.format(name), 2, baseline="a-sequential") for name in STRATEGIES
+        f"a-{name}": Piece(
+            ONE_HOST.format(name), 2, baseline="a-sequential", what=f"one host of two cores, {name}"
+        )
+        for name in STRATEGIES
     }
-    one = "b-sequential"
+    one, two = "b-sequential", "two hosts of one core"
     found["a-sequential"], found[one] = Piece(BASELINE, 2), Piece(BASELINE, 1)
+    gradients, factors = TWO_HOSTS.format("never"), TWO_HOSTS.format("auto")
     for link in LINKS:
-        found[f"b-gradients-{link}"] = Piece(TWO_HOSTS.format("never"), 1, link, baseline=one)
-        found[f"d-{link}"] = Piece("", 1, link)
-    found["b-factors-100mbit"] = Piece(TWO_HOSTS.format("auto"), 1, "100mbit", baseline=one)
-    found["c-slices"] = Piece(TWO_HOSTS.format("never"), 1, slices_ms=(5, 10, 20), baseline=one)
+        found[f"b-gradients-{link}"] = Piece(
+            gradients, 1, link, baseline=one, what=f"{two}, gradients, {link}"
+        )
+        found[f"d-{link}"] = Piece("", 1, link, what=link)
+    found["b-factors-100mbit"] = Piece(
+        factors, 1, "100mbit", baseline=one, what=f"{two}, factors, 100mbit"
+    )
+    found["c-slices"] = Piece(
+        gradients, 1, slices_ms=(5, 10, 20), baseline=one, what=f"{two}, gradients, 1gbit"
+    )
     return dict(sorted(found.items()))
 
 
@@ -411,13 +422,14 @@ def concluded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         by_piece[row["piece"]].append(row)
     found = []
     for name, own in sorted(by_piece.items()):
-        found += compared(name, own)
         piece = pieces()[name]
+        found += [{**row, "what": piece.what} for row in compared(name, own)]
         for mode in piece.modes[1:] if piece.baseline in by_piece else ():
             baseline = ratio_of(by_piece[piece.baseline], "10")
             ratio = speedup_ratio(ratio_of(own, mode), baseline)
             allowed = ALLOWED_SLOW if piece.link == "100mbit" else ALLOWED
             row = {"piece": name, "quantity": "speedup", "slice_ms": int(mode), "ratio": ratio}
+            row["what"] = piece.what
             found.append({**row, "verdict": verdict(ratio, allowed)})
     show(found)
     return found
@@ -425,9 +437,10 @@ def concluded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def verdict(ratio: dict[str, float], allowed: float) -> str:
     """Return whether a ratio is 1 within what is allowed, as far as its interval decides it."""
-    if 1 - allowed <= ratio["low"] and ratio["high"] <= 1 + allowed:
+    least, most = 1 - allowed, 1 + allowed
+    if least <= ratio["low"] and ratio["high"] <= most:
         return "agrees"
-    return "differs" if abs(ratio["median"] - 1) > allowed else "undecided"
+    return "differs" if ratio["low"] > most or ratio["high"] < least else "undecided"
 
 
 def ratio_of(rows: Sequence[dict[str, Any]], mode: str) -> list[float]:
