@@ -11,14 +11,13 @@ from typing import Any
 import click
 
 from paceline.analysis.predict.exchange import requested_link
-from paceline.analysis.predict.predict import predict
+from paceline.analysis.predict.predict import predict, unmeasured_shares
 from paceline.analysis.predict.prediction import (
     CONFIDENCE,
     PredictionRequest,
-    Predictions,
     ShareMeasurement,
 )
-from paceline.analysis.trial.reading import load_manifest
+from paceline.analysis.trial.reading import TrialRecord, load_manifest
 from paceline.base.errors import NotComparable
 from paceline.base.host.own_runs import THE_SPEC, check_own_run
 from paceline.cli.console import plain_console, print_json
@@ -132,10 +131,9 @@ def command(
     """
     if measure and not trust_run:
         check_own_run(run_dirs[0], THE_SPEC)
-    found = _predictions(run_dirs, request)
-    if measure and found.unmeasured:
-        _measure(run_dirs[0], found.unmeasured)
-        found = _predictions(run_dirs, request)
+    if measure and (shares := unmeasured_shares(_trials(run_dirs), request)):
+        _measure(run_dirs[0], shares)
+    found = predict(_trials(run_dirs), request)
     if as_json:
         print_json({"confidence": CONFIDENCE, **fields_of(found)})
     elif found.predictions:
@@ -147,9 +145,9 @@ def command(
         raise NotComparable(f"nothing can be predicted from these runs:{reasons}")
 
 
-def _predictions(run_dirs: Sequence[Path], request: PredictionRequest) -> Predictions:
-    """Predict from the finished trials of runs. Raises NotComparable if there are none."""
-    return predict(finished_trials([RunData(path) for path in run_dirs]), request)
+def _trials(run_dirs: Sequence[Path]) -> list[TrialRecord]:
+    """Return the finished trials of runs. Raises NotComparable if there are none."""
+    return finished_trials([RunData(path) for path in run_dirs])
 
 
 def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> None:

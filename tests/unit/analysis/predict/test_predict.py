@@ -14,7 +14,7 @@ from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, PROCESSES, SEQ
 
 from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.exchange import GATHERS, given_link
-from paceline.analysis.predict.predict import MODEL_ERROR, predict
+from paceline.analysis.predict.predict import MODEL_ERROR, predict, unmeasured_shares
 from paceline.analysis.predict.prediction import PredictionRequest
 from paceline.analysis.trial.reading import TrialRecord, load_run
 
@@ -25,7 +25,11 @@ SEQUENTIAL_NAME = "tiny.local.none.sequential.n1r1t1.fp32"
 @pytest.fixture
 def records(tmp_path: Path) -> Any:
     def make(
-        *ways: Any, batch: int = 8, steps: int = 20, jitter: float = 0.0, repeats: int = 2
+        *ways: Any,
+        batch: int = 8,
+        steps: int = 20,
+        jitter: float = 0.0,
+        repeats: int = 2,
     ) -> list[TrialRecord]:
         case = fabricate.Case(steps=steps, warmup_steps=2, global_batch=batch, samples=64)
         root = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -59,7 +63,12 @@ def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(records, t
         *records(quick, dataclasses.replace(INTRAOP, forward_s=0.05, backward_s=0.1), batch=4),
     ]
     way = dataclasses.replace(
-        quick, launcher="mpi", transport="gloo", nodes=2, backward_s=0.25, transfer_s=0.056
+        quick,
+        launcher="mpi",
+        transport="gloo",
+        nodes=2,
+        backward_s=0.25,
+        transfer_s=0.056,
     )
     files = fabricate.make_one(tmp_path / "two", way, case=fabricate.Case(steps=20))
     found = predict([*alone, made.two_buckets(files)], PredictionRequest(nodes=(1, 2))).predictions
@@ -88,9 +97,12 @@ def test_a_pipeline_needs_a_trial_on_two_nodes_where_factors_are_sent(
         assert len(found.predictions) == 1
 
 
-def test_a_share_that_was_not_measured_has_bounds_and_says_what_to_measure(records) -> None:
+def test_a_share_that_was_not_measured_has_bounds_and_says_what_to_measure(
+    records,
+) -> None:
     found = predict(
-        records(SEQUENTIAL), PredictionRequest(nodes=(1, 2, 4), link=FAST, transports=("gloo",))
+        records(SEQUENTIAL),
+        PredictionRequest(nodes=(1, 2, 4), link=FAST, transports=("gloo",)),
     )
     one, two, four = found.predictions
     assert [each.is_bounded for each in (one, two, four)] == [False, True, True]
@@ -104,6 +116,16 @@ def test_a_share_that_was_not_measured_has_bounds_and_says_what_to_measure(recor
     # two replicas of a node need an even batch
     odd = predict(records(PROCESSES, batch=6), PredictionRequest(nodes=(2,), link=FAST)).unmeasured
     assert [each.global_batch for each in odd] == [4]
+
+
+def test_steps_among_several_nodes_take_the_place_of_no_share(records, tmp_path) -> None:
+    several = on_two_nodes(tmp_path / "two", "1gbit", transfer_s=0.02)
+    request = PredictionRequest(nodes=(2,), transports=("gloo",))
+    runs = [*records(SEQUENTIAL, batch=8), several]
+    assert not predict(runs, request).unmeasured
+    assert [each.global_batch for each in unmeasured_shares(runs, request)] == [4]
+    measured = [*runs, *records(SEQUENTIAL, batch=4)]
+    assert not unmeasured_shares(measured, request)
 
 
 def test_a_measured_share_has_its_time_and_others_lie_on_the_line(records) -> None:
@@ -152,7 +174,9 @@ def test_a_run_without_measured_steps_says_so(records) -> None:
     assert "no trial trains what the baseline does" in refusal.reason
 
 
-def test_a_strategy_that_does_not_state_its_exchange_is_refused_by_name(records) -> None:
+def test_a_strategy_that_does_not_state_its_exchange_is_refused_by_name(
+    records,
+) -> None:
     server = dataclasses.replace(MPI_GLOO, local_strategy="parameter-server")
     request = PredictionRequest(nodes=(1, 2), link=FAST, strategies=("parameter-server",))
     found = predict(records(SEQUENTIAL, server), request)
@@ -178,6 +202,43 @@ def test_more_nodes_than_samples_or_steps_are_refused(records) -> None:
 def test_without_a_link_it_says_what_to_give(records) -> None:
     (refusal,) = predict(records(MPI_GLOO), PredictionRequest(nodes=(2,), scaling="weak")).refusals
     assert "--link 10gbit" in refusal.measure
+
+
+def test_links_of_different_rates_are_not_one(records, tmp_path) -> None:
+    alone = [*records(SEQUENTIAL, batch=8), *records(SEQUENTIAL, batch=4)]
+    fast = on_two_nodes(tmp_path / "fast", "1gbit", transfer_s=0.02)
+    slow = on_two_nodes(tmp_path / "slow", "100mbit", transfer_s=0.2)
+    request = PredictionRequest(nodes=(2,), transports=("gloo",))
+    found = predict([*alone, fast, slow], request)
+    assert not found.predictions
+    (refusal,) = found.refusals
+    assert refusal.reason == "trials on several nodes have different links: 100mbit, 1gbit"
+    assert refusal.measure == "choose one (--link 1gbit)"
+    # a slow link does not tell how fast hosts move bytes
+    chosen = dataclasses.replace(request, link=given_link(1e12, 1e-9))
+    both = predict([*alone, slow, fast], chosen).predictions[0]
+    assert both.exposed_s == predict([*alone, fast], chosen).predictions[0].exposed_s
+
+
+def on_two_nodes(root: Path, link: str, transfer_s: float) -> TrialRecord:
+    """Return a trial with one sum after the last gradient of each step, on lab hosts."""
+
+    def rows(rank, step, ready_s):
+        yield made.row(rank, step.step, ready_s, ready_s + transfer_s, payload_bytes=164)
+
+    way = dataclasses.replace(
+        SEQUENTIAL, launcher="mpi", transport="gloo", nodes=2, transfer_s=transfer_s
+    )
+    several = fabricate.make_one(root, way, case=fabricate.Case(steps=20))
+    return with_link(made.in_each_step(several, rows), link)
+
+
+def with_link(record: TrialRecord, link: str) -> TrialRecord:
+    ranks = [
+        dataclasses.replace(rank, environment=dataclasses.replace(rank.environment, link=link))
+        for rank in record.ranks
+    ]
+    return dataclasses.replace(record, ranks=ranks)
 
 
 def test_a_run_without_transport_is_predicted_over_one(records) -> None:
@@ -236,7 +297,8 @@ def test_more_micro_batches_shrink_the_bubble(records) -> None:
 
 def test_only_wanted_strategies_are_predicted(records) -> None:
     found = predict(
-        records(SEQUENTIAL, PIPELINE), PredictionRequest(nodes=(1,), strategies=("pipe*",))
+        records(SEQUENTIAL, PIPELINE),
+        PredictionRequest(nodes=(1,), strategies=("pipe*",)),
     )
     assert [p.setup.split()[0] for p in found.predictions] == ["pipeline"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from paceline.analysis.predict.exchange import (
     Replay,
     added_s,
     declared_profile,
+    given_link,
     measured_links,
     recorded_profile,
     slower_of,
@@ -33,6 +35,7 @@ from paceline.analysis.trial.reading import TrialRecord
 from paceline.analysis.trial.steps import read_steps
 from paceline.plan.spec.extensions import TRANSPORTS
 from paceline.plan.spec.reduction import StepReduction
+from paceline.plan.spec.values import bits_per_s
 
 
 def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, ...]:
@@ -74,7 +77,8 @@ class Network:
         known = [r.result.parameters for r in records if r.result is not None]
         self._parameters = max(known, default=0)
         self._read: dict[Path, _Recorded | None] = {}
-        self._links = self._limited_links(given)
+        self._given = given
+        self._links = self._limited_links()
 
     def why_not(self, setup: NodeSetup) -> tuple[str, str] | None:
         """Return why a setup cannot be predicted, and what to do; None if it can be."""
@@ -86,6 +90,13 @@ class Network:
             )
         if not self.algorithms:
             return "time between nodes has no model", "measure on several nodes"
+        if self._links is None and len(rates := self._measured_rates()) > 1:
+            named = [rate or "not limited" for rate in rates]
+            limited = [rate for rate in rates if rate is not None]
+            return (
+                f"trials on several nodes have different links: {', '.join(named)}",
+                f"choose one (--link {limited[-1]})",
+            )
         if self._links is None:
             return (
                 "no trial on several nodes measured the link",
@@ -190,16 +201,22 @@ class Network:
         several_s = several.draws(generator)[:, None]
         return Burden(replay=replay, several_s=several_s, alone_s=alone_s)
 
-    def _limited_links(self, given: NodeLink | None) -> Links | None:
-        """Return the link, which hosts may limit; None if it is neither given nor measured."""
+    def _limited_links(self) -> Links | None:
+        """Return the link, which hosts may limit; None if it is neither given nor measured, or
+        trials measured several."""
         several = [r for r in self._users if r.trial.placement.nodes > 1]
+        given = self._given
         if given is None:
+            if len(self._measured_rates()) > 1:
+                return None
             links = measured_links(several, self.algorithms)
             if links is not None:
                 self.assumptions.append(f"link of {self.transport}: {links[0].source}")
             return links
         alone = [r for r in self._users if r.trial.placement.nodes == 1]
-        hosts = measured_links(alone, self.algorithms) or measured_links(several, self.algorithms)
+        # a link that is slower than the given one tells nothing of the hosts
+        fastest = [r for r in several if r.link == self._measured_rates()[-1]]
+        hosts = measured_links(alone, self.algorithms) or measured_links(fastest, self.algorithms)
         if hosts is None:
             self.assumptions.append(
                 f"hosts move the bytes of {self.transport} as fast as the link: no trial measured "
@@ -209,6 +226,11 @@ class Network:
         beside, after = (slower_of(given, host) for host in hosts)
         return beside, after
 
+    def _measured_rates(self) -> list[str | None]:
+        """Return the links of trials on several nodes, the slowest first; None: not limited."""
+        rates = {r.link for r in self._users if r.trial.placement.nodes > 1}
+        return sorted(rates, key=lambda rate: math.inf if rate is None else bits_per_s(rate))
+
     def _recorded(self, setup: NodeSetup) -> _Recorded | None:
         """Return the messages of this setup on several nodes, or of the most similar trial."""
         cores = setup.trial.placement.cores_per_node
@@ -217,6 +239,7 @@ class Network:
             key=lambda r: (
                 r.trial.placement.nodes == 1,
                 not setup.holds(r),
+                not self._is_on_link(r),
                 r.trial.placement.cores_per_node != cores,
             ),
         )
@@ -228,6 +251,12 @@ class Network:
             if found is not None:
                 return found
         return None
+
+    def _is_on_link(self, record: TrialRecord) -> bool:
+        """Return whether a trial had the given link: its messages need no other rate then."""
+        if self._given is None or record.link is None:
+            return self._given is None
+        return given_link(bits_per_s(record.link)).bytes_per_s == self._given.bytes_per_s
 
     def _read_messages(self, record: TrialRecord) -> _Recorded | None:
         reduction, step = reduction_between_nodes(record.trial), node_step(record)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.analysis.predict.exchange import given_link
 from paceline.analysis.predict.network import Network, algorithms_of
 from paceline.analysis.predict.node import (
     DRAWS,
@@ -98,6 +99,18 @@ def predict(records: Sequence[TrialRecord], request: PredictionRequest) -> Predi
         unmeasured=tuple(wanted for each in found.values() for wanted in each.unmeasured()),
         load={name: load_of_trials(same) for name, same in records_of.items()},
     )
+
+
+def unmeasured_shares(
+    records: Sequence[TrialRecord], request: PredictionRequest
+) -> tuple[ShareMeasurement, ...]:
+    """Return what narrows predictions: shares of the batch that no trial on one node has.
+
+    Steps among several nodes have the burden of their exchange, so they do not take its place.
+    """
+    alone = [record for record in records if record.trial.placement.nodes == 1]
+    any_link = request.link or given_link(1e9)  # shares depend on none
+    return predict(alone, replace(request, link=any_link)).unmeasured
 
 
 class _Workload:
