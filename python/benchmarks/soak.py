@@ -88,6 +88,8 @@ RECORDED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "many_trials": lambda folder: only_file(folder, "many_trials.json"),
 }
 
+FILES = {"hostile_input": "functional/test_hostile_*.py"}
+
 
 def main() -> None:
     parser = documented_parser(__doc__)
@@ -104,7 +106,7 @@ def main() -> None:
             "-c", ROOT / "python/pyproject.toml", "--rootdir", ROOT, "--basetemp", folder,
             "--soak-count", options.count, "--soak-trials", options.trials,
             "--soak-minutes", options.minutes,
-            *(ROOT / "tests").glob(f"*/test_{options.test}.py"),
+            *(ROOT / "tests").glob(FILES.get(options.test, f"*/test_{options.test}.py")),
         ]  # fmt: skip
         subprocess.run(
             [str(word) for word in command],
