@@ -32,7 +32,6 @@ from paceline.measure.records.rows import (
 )
 from paceline.measure.records.tables import read_table
 
-
 _CLOCKS_S = 1.0  # by which clocks of a host and its GPUs may differ
 
 
