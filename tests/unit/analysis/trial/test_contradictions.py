@@ -35,7 +35,6 @@ def change(path: Path, **changes: object) -> None:
 
 DAMAGE: dict[str, Callable[[TrialFiles], object]] = {
     "expected each step once": lambda files: twice(files.rank(1).steps),
-    "expected each group and sequence once": lambda files: twice(files.rank(0).communication),
     "expected no negative samples": lambda files: change(files.rank(0).steps, samples=-1),
     "expected the ranks 0 to 1, found 7": lambda files: shutil.copytree(
         files.rank(0).root, files.rank(7).root
@@ -49,8 +48,8 @@ DAMAGE: dict[str, Callable[[TrialFiles], object]] = {
     "expected the result of a finished trial": lambda files: files.result.unlink(),
     "expected the fields of": lambda files: fabricate.edit_json(files.outcome, status=3),
     "expected the id": lambda files: fabricate.edit_json(files.trial, id="another"),
-    "is not before arrived_unix_s": lambda files: change(
-        files.rank(0).communication, ended_unix_s=1.0
+    "expected that train ends after its start": lambda files: change(
+        files.rank(0).spans, ended_unix_s=1.0
     ),
 }
 
