@@ -186,6 +186,7 @@ def _act(episode: Episode, group: Any, rank: int, ranks: int, limit_s: float) ->
 def take_part(words: Sequence[str]) -> None:
     """Write the outcomes of all episodes, in the process of one rank."""
     folder, (seed, first, last) = Path(words[1]), map(int, words[2:5])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job may ignore it
     torch.set_num_threads(1)
     limit, limit_s = timedelta(seconds=_START_S), LIMIT_S
     kills = words[0] != "mpi"
