@@ -48,7 +48,7 @@ DAMAGE: dict[str, Callable[[TrialFiles], object]] = {
     "expected the result of a finished trial": lambda files: files.result.unlink(),
     "expected the fields of": lambda files: fabricate.edit_json(files.outcome, status=3),
     "expected the id": lambda files: fabricate.edit_json(files.trial, id="another"),
-    "expected that train ends after its start": lambda files: change(
+    "expected that imports ends after its start": lambda files: change(
         files.rank(0).spans, ended_unix_s=1.0
     ),
 }
