@@ -33,7 +33,7 @@ from mpi_job import output_of
 BATCHES = {"alexnet": 64, "alexnet-bf16": 64, "gpt-small": 64, "deeplab": 16}  # of all ranks
 BF16 = "-bf16"
 GLOO, PACELINE, IN_PLACE, NOTHING = WAYS = ("gloo", "paceline", "in_place", "nothing")
-WARM_UP = 1  # rounds, in which DDP makes its buckets anew
+WARM_UP = 2  # rounds, in which DDP makes its buckets anew
 ROUNDING = 1e-5
 LIMIT_S = 1800.0
 _RANK = "--rank"
@@ -58,8 +58,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=BATCHES, default=list(BATCHES))
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=["idle", "one-core"])
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=2, help="of a turn")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=1, help="of a turn")
     return parser.parse_args()
 
 
