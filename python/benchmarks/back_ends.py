@@ -33,7 +33,8 @@ from beside_load import LOADS, burning
 from common import documented_parser, median_interval, paired_ratio, shown, write_results
 from mpi_job import output_of
 
-BATCHES = {"alexnet": 64, "gpt": 16, "deeplab": 16, "alexnet-bf16": 64}  # of all ranks
+MODELS = ("alexnet", "gpt", "deeplab", "alexnet-bf16")
+BATCH = 16  # of all ranks
 BF16 = "-bf16"
 LARGE = "alexnet"  # all trainings of four ranks would need 13 GB
 OPTIONS = {"gpt": {"width": 512, "heads": 8}}  # 12.6 million parameters in its blocks
@@ -62,7 +63,7 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--models", nargs="+", choices=BATCHES, default=list(BATCHES))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=["idle", "one-core"])
     parser.add_argument("--rounds", type=int, default=10)
@@ -73,15 +74,13 @@ def arguments() -> argparse.Namespace:
 def measure(model: str, ranks: int, load: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run the ranks, and return their rates. Raises RuntimeError if the weights differ."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    own = [ranks, __file__, _RANK, model, options.rounds, options.steps, BATCHES[model] // ranks]
+    own = [ranks, __file__, _RANK, model, options.rounds, options.steps, BATCH // ranks]
     with burning(load, seed=1):
         told = output_of([*command, *own], LIMIT_S, GLOO_SOCKET_IFNAME="lo")
     rank0 = json.loads(told.splitlines()[-1])
     if not rank0["largest_difference"] <= (0.0 if ranks == 2 else ROUNDING):  # or no number
         raise RuntimeError(f"{model}, {ranks} ranks: weights differ by {rank0}")
-    rates = {
-        way: [BATCHES[model] / each for each in seconds] for way, seconds in rank0["step_s"].items()
-    }
+    rates = {way: [BATCH / each for each in times] for way, times in rank0["step_s"].items()}
     ratios = {
         "paceline_over_gloo": paired_ratio(rates[PACELINE], rates[GLOO]),
         "in_place_over_gloo": paired_ratio(rates[IN_PLACE], rates[GLOO]),
