@@ -55,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--soak-trials", type=int, default=200, help="trials of the long run")
     group.addoption("--soak-steps", type=int, default=3300, help="steps of each of these trials")
     group.addoption("--soak-seed", type=int, default=0, help="seed of the first repetition")
+    group.addoption("--soak-minutes", type=float, default=120.0, help="of the fuzz, at most")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from beside_load import IDLE, LOADS, burning
 from common import median_interval, paired_ratio, shown, write_results
 from mpi_job import mpirun, output_of
 
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--calls", type=int, default=20, help="in a round")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_BYTES, help="bytes")
+    parser.add_argument("--load", choices=LOADS, default=IDLE, help="see beside_load.py")
     parser.add_argument(
         "--mca", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="of Open MPI"
     )
@@ -51,7 +53,7 @@ def main() -> None:
     for name, value in arguments.mca:
         mpi += ["--mca", name, value]
     results = {}
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, burning(arguments.load, seed=1):
         program = compiled(Path(folder))
         for size in arguments.sizes:
             rounds = []
@@ -64,7 +66,8 @@ def main() -> None:
                 seconds = {"c": [float(line) for line in from_c.split()]}
                 rounds.append({**seconds, **json.loads(from_python.splitlines()[-1])})
             results[str(size)] = {"rounds": rounds, **concluded(size, rounds)}
-    write_results(arguments.out, "allreduce", {"ranks": arguments.ranks, "bytes": results})
+    found = {"ranks": arguments.ranks, "load": arguments.load, "bytes": results}
+    write_results(arguments.out, "allreduce", found)
 
 
 def compiled(folder: Path) -> Path:

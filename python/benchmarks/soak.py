@@ -3,8 +3,10 @@
     python soak.py random_kills --out results/raw/random_kills.json [--count 100]
     python soak.py many_trials --out results/raw/many_trials.json [--trials 200]
     python soak.py hostile_input --out results/raw/hostile_input.json
+    python soak.py fuzz --out results/raw/fuzz.json [--count 670] [--minutes 120]
 
-checkpoint_kills always makes 200 kills, hostile_input all cases of tests/support/hostile.py.
+checkpoint_kills always makes 200 kills, hostile_input all cases of tests/support/hostile.py. 670
+are the episodes of the fuzz for each number of ranks, about 20,000 steps.
 A repetition that fails ends this program without results.
 """
 
@@ -82,8 +84,11 @@ RECORDED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "shared_backend_kills": shared_backend_kills,
     "checkpoint_kills": lambda folder: only_file(folder, "kills.json"),
     "hostile_input": hostile_input,
+    "fuzz": lambda folder: only_file(folder, "fuzz.json"),
     "many_trials": lambda folder: only_file(folder, "many_trials.json"),
 }
+
+FILES = {"hostile_input": "functional/test_hostile_*.py"}
 
 
 def main() -> None:
@@ -92,6 +97,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=100, help="repetitions under each launcher")
     parser.add_argument("--trials", type=int, default=200, help="of many_trials")
+    parser.add_argument("--minutes", type=float, default=120.0, help="of fuzz, at most")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="paceline-soak-") as scratch:
         folder = Path(scratch, "pytest")
@@ -99,7 +105,8 @@ def main() -> None:
             sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "soak",
             "-c", ROOT / "python/pyproject.toml", "--rootdir", ROOT, "--basetemp", folder,
             "--soak-count", options.count, "--soak-trials", options.trials,
-            *(ROOT / "tests").glob(f"*/test_{options.test}.py"),
+            "--soak-minutes", options.minutes,
+            *(ROOT / "tests").glob(FILES.get(options.test, f"*/test_{options.test}.py")),
         ]  # fmt: skip
         subprocess.run(
             [str(word) for word in command],

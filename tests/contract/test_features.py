@@ -1,4 +1,5 @@
-"""The table of features in docs/reference/back-ends.md is what programs/features.py finds.
+"""The table of features in docs/reference/back-ends.md is what programs/features.py finds, and
+restarts.py under torchrun.
 
 With PACELINE_WRITE_OUTPUTS=1 the table is written anew, with the features of the program.
 """
@@ -6,16 +7,37 @@ With PACELINE_WRITE_OUTPUTS=1 the table is written anew, with the features of th
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from tests.support.forking import PYTHON_PATH
 from tests.support.outputs import WRITES
 
 pytestmark = pytest.mark.contract
 
 PAGE = Path(__file__).parents[2] / "docs/reference/back-ends.md"
 BACK_ENDS = ("gloo", "paceline", "mpi4py")
+RESTARTS = "torchrun --max-restarts"
+LIMIT_S = 90
 HEADER = "| feature | `gloo` | `paceline` | `mpi4py` |\n|---|---|---|---|\n"
+
+
+def error_after_restart(backend, folder):
+    """Return what went wrong where torchrun starts two ranks again after one was killed."""
+    if backend == "mpi4py":
+        return "mpirun starts its ranks"
+    program = Path(__file__).parent / "programs/restarts.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    done = subprocess.run(
+        [*command, "2", "--max-restarts", "1", program, backend, folder],
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH, "GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    sums = [file.read_text() for file in sorted(folder.glob("restarted.*"))]
+    return "" if (done.returncode, sums) == (0, ["9.0", "9.0"]) else done.stdout[-2000:]
 
 
 def documented():
@@ -42,8 +64,9 @@ def write_column(place, found):
 @pytest.mark.parametrize("backend", BACK_ENDS)
 def test_page_says_which_features_a_back_end_has(backend, run_ranks, tmp_path):
     run_ranks(2, "mpi", "features", tmp_path, backend)
+    restart = {RESTARTS: error_after_restart(backend, tmp_path)}
     for rank in range(2):
-        found = json.loads((tmp_path / f"features.{rank}.json").read_text())
+        found = json.loads((tmp_path / f"features.{rank}.json").read_text()) | restart
         place = BACK_ENDS.index(backend)
         if WRITES and rank == 0:
             write_column(place, found)

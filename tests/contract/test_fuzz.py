@@ -1,13 +1,15 @@
 """Random communication over our back ends gives what Gloo gives, and what arithmetic says.
 
-Amid faults it gives that, or errors on all ranks in time. Few cases here, the same ones each time;
-programs/fuzz.py and fuzz_faults.py run thousands, of any seed, by hand.
+Amid faults it gives that, or errors on all ranks in time. Few cases here, the same ones each time.
+programs/fuzz.py runs thousands of any seed by hand, and `-m soak` runs thousands amid faults.
 """
 
 from __future__ import annotations
 
+import json
+
 import pytest
-from tests.contract.programs.fuzz_faults import judge_files, run_session, sessions
+from tests.contract.programs.fuzz_faults import Long, judge_files, run_session, sessions
 
 pytestmark = pytest.mark.contract
 
@@ -44,3 +46,16 @@ def test_steps_over_mpi_amid_faults_are_right_or_an_error_on_every_rank(run_rank
     last = 11
     run_ranks(3, "mpi", "fuzz_faults", tmp_path, SEED, 0, last, orderly=False)
     assert judge_files(tmp_path, SEED, 0, last, 3, kills=False) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3 * 3600)
+def test_thousands_of_steps_amid_faults_are_right_or_an_error_on_every_rank(
+    forks, tmp_path_factory, pytestconfig
+):
+    seed, episodes, minutes = (
+        pytestconfig.getoption(f"--soak-{name}") for name in ("seed", "count", "minutes")
+    )
+    found = Long(seed, episodes, minutes).run(forks.python)
+    (tmp_path_factory.getbasetemp() / "fuzz.json").write_text(json.dumps(found))
+    assert found["wrong"] == []

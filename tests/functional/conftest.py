@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 from tests.functional.cli_runs import SMALL, cli_in
 from tests.functional.monitored import monitored
+from tests.support.hostile import RUN
 from tests.support.once import making_once
 from tests.unit.show.monitor.recorded import make_recorded_run
 
@@ -37,3 +42,25 @@ def recorded_api(tmp_path_factory):
     run = make_recorded_run(tmp_path_factory.mktemp("monitored") / "recorded")
     with monitored(run.root) as monitor:
         yield monitor.api()
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory):
+    """Return a run directory with every kind of file, of two configurations and two repeats."""
+    source = Path(__file__).parent / "recorded_runs/0.3.0/tiny"
+    run = Path(shutil.copytree(source, tmp_path_factory.mktemp("whole") / RUN))
+    keep = sorted(run.glob("trials/*"))
+    chosen = [path for path in keep if ".sequential." in path.name or ".processes." in path.name]
+    for path in keep:
+        if path not in chosen or path.name.endswith(".r2"):
+            shutil.rmtree(path)
+    manifest = json.loads((run / "manifest.json").read_text("utf-8"))
+    manifest["trials"] = sorted(path.name for path in run.glob("trials/*"))
+    (run / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    return run
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory):
+    """Return the file that gets one line for each case."""
+    return tmp_path_factory.getbasetemp() / "hostile_input.jsonl"

@@ -1,15 +1,18 @@
-"""The commands besides `run`, as a user types them."""
+"""The commands besides `run`, as a user types them; mistakes of a user."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 
 import pytest
-from tests.functional.cli_runs import small, trial
+from tests.functional.cli_runs import SMALL, small, trial
 from tests.support.commands import run_command
+
+from paceline.base.host.machine import usable_cores
 
 pytestmark = pytest.mark.functional
 
@@ -106,3 +109,49 @@ def test_one_damaged_byte_of_a_data_set_ends_the_run_with_4(paceline, tiny_datas
     assert ended.returncode == 4, ended.stderr
     assert file.name in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+# --- mistakes of a user ---------------------------------------------------------------------------
+
+
+def complaint(result, code):
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    return result.stderr
+
+
+def test_missing_data_set_says_how_to_make_one(paceline, tmp_path):
+    spec = tmp_path / "missing.toml"
+    spec.write_text(small("nowhere"))
+    assert "paceline data ingest" in complaint(paceline.main("run", spec), 3)
+
+
+def test_missing_mpirun_is_found_before_anything_runs(paceline, tmp_path):
+    spec = tmp_path / "mpi.toml"
+    spec.write_text(SMALL + trial("mpi", "mpi") + '[mpi]\nmpirun = "/no/mpirun"\n')
+    out = tmp_path / "run"
+    assert "/no/mpirun" in complaint(paceline.main("run", spec, "--out", out), 3)
+    assert not (out / "trials").exists()
+
+
+def test_more_ranks_than_cores_are_left_out_with_both_numbers(paceline, tmp_path, tiny_dataset):
+    spec = tmp_path / "many.toml"
+    spec.write_text(
+        small(tiny_dataset, global_batch=4096)
+        + trial("mpi", "mpi").replace("= 2", "= 4096").replace("oversubscribe = true", "")
+    )
+    planned = paceline.main("plan", spec, "--json")
+    assert planned.returncode == 0, planned.stderr
+    message = json.dumps(json.loads(planned.stdout)["left_out"])
+    assert "4096" in message
+    assert re.search(rf"\b{usable_cores()}\b", message), message
+
+
+def test_run_directory_in_use_is_not_overwritten(paceline, tmp_path):
+    spec = tmp_path / "small.toml"
+    spec.write_text(SMALL)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("precious")
+    assert "--out" in complaint(paceline.main("run", spec, "--out", tmp_path / "run"), 2)
+    assert (tmp_path / "run" / "mine.txt").read_text() == "precious"

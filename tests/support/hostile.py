@@ -21,6 +21,10 @@ from typing import Any
 import polars as pl
 
 Edit = Callable[[Any], Any]  # of one value of a document
+Words = tuple[str, ...]  # of a command
+
+LIMIT_S = 30.0  # of a command
+LONGEST_MESSAGE = 20_000
 
 _DEEP = 200_000
 _DIGITS = 5001  # Python converts at most 4,300
@@ -460,6 +464,25 @@ def hostile_spec(folder: Path, kind: str, seed: int) -> Path:
     if kind in SPEC_FILES:
         SPEC_FILES[kind](path, drawn)
     return path
+
+
+# --- results of the whole form -------------------------------------------------------------------
+
+
+def record(
+    results: Path,
+    subject: str,
+    kind: str,
+    seed: int,
+    codes: Sequence[int],
+    seconds: Sequence[float],
+    faults: Sequence[str],
+) -> None:
+    """Add a case with the exit codes and times of its commands, and what they did wrong."""
+    row = {"subject": subject, "kind": kind, "seed": seed, "codes": codes, "seconds": seconds,
+           "faults": faults}  # fmt: skip
+    with results.open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 # --- permissions that also hold for root ---------------------------------------------------------

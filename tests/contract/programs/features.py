@@ -39,8 +39,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import paceline.distributed  # (back end "paceline")
 import paceline.mpi  # noqa: F401  (back end "mpi4py", and where the ranks meet)
+from paceline.distributed import share_buckets
 
 LIMIT = timedelta(seconds=30)
 BATCH, STEPS, RATE = 8, 3, 0.1
@@ -151,6 +151,16 @@ def all_gather(rank: int, ranks: int) -> None:
 def reduce_scatter(rank: int, ranks: int) -> None:
     own = torch.empty(3)
     dist.reduce_scatter(own, [torch.full((3,), float(part)) for part in range(ranks)])
+    expect(own, ranks * rank)
+
+
+@feature("all_gather and reduce_scatter of one tensor")
+def whole_tensors(rank: int, ranks: int) -> None:
+    whole = torch.empty(2 * ranks)
+    dist.all_gather_into_tensor(whole, torch.full((2,), float(rank)))
+    expect(whole, torch.arange(float(ranks)).repeat_interleave(2))
+    own = torch.empty(2)
+    dist.reduce_scatter_tensor(own, whole)
     expect(own, ranks * rank)
 
 
@@ -456,6 +466,18 @@ def ddp_short_types(rank: int, ranks: int) -> None:
     check_ddp(rank, ranks, 5e-2, (None, default_hooks.bf16_compress_hook))
 
 
+@feature("DDP: share_buckets")
+def ddp_shared_buckets(rank: int, ranks: int) -> None:
+    for as_view in (False, True):
+        layer = nn.Linear(400, 400)  # large enough to be shared
+        model = DistributedDataParallel(layer, gradient_as_bucket_view=as_view)
+        share_buckets(model)
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.full((1, 400), rank + 1.0)).sum().backward()
+            expect(layer.weight.grad, (ranks + 1) / 2)
+
+
 @feature("DDP: workers that are forked")
 def ddp_workers(rank: int, ranks: int) -> None:
     model = DistributedDataParallel(network())
@@ -566,6 +588,23 @@ def checkpoints(rank: int, ranks: int) -> None:
     expect(loaded["weight"], saved["weight"])
     group = dist.new_group(backend="cpu:gloo")
     checkpoint.async_save(saved, checkpoint_id=f"{folder}.later", process_group=group).result()
+
+
+# --- the default group anew; last, as the others need it ------------------------------------------
+
+
+@feature("init_process_group again, after destroy_process_group")
+def again(rank: int, ranks: int) -> None:
+    del rank
+    if sys.argv[3] == "gloo":
+        raise ValueError("it may connect to a group before: some of 40 cycles fail, some do not")
+    for _ in range(10):
+        dist.barrier()
+        dist.destroy_process_group()
+        dist.init_process_group(sys.argv[3], timeout=LIMIT)
+        tensor = torch.ones(70_000)
+        dist.all_reduce(tensor)
+        expect(tensor, ranks)
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """Random collectives amid faults: each step is right, or an error on every rank within the limit.
 
-usage: fuzz_faults.py [--ranks 2 3 4 5] [--episodes 1000] [--seed 1]            (by hand, paceline)
-       fuzz_faults.py TRANSPORT FOLDER SEED FIRST LAST [RANK RANKS]             (one rank)
+usage: fuzz_faults.py TRANSPORT FOLDER SEED FIRST LAST [RANK RANKS LIMIT_S]     (one rank)
 
 An episode is a new group, steps, one fault or none, and more steps: ranks that disagree, a rank
 that is interrupted, absent or killed. The last one ends its ranks, so others begin after it.
@@ -10,7 +9,6 @@ TRANSPORT: mpi (started by mpirun; nobody is killed) or paceline.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -22,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -30,7 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-LIMIT_S = 1.5  # of each call
+LIMIT_S = 1.5  # of each call, unless the test says another one
 LATE_S = 3.0  # busy cores
 _START_S = 60.0
 _AFTER = 3  # steps after the fault
@@ -161,7 +160,7 @@ def _step(call: Call, group: Any, rank: int, ranks: int) -> str:
     return "right" if is_right() else f"wrong: {call}"
 
 
-def _act(episode: Episode, group: Any, rank: int, ranks: int) -> Iterator[Outcome]:
+def _act(episode: Episode, group: Any, rank: int, ranks: int, limit_s: float) -> Iterator[Outcome]:
     for number, planned in enumerate(episode.steps):
         call, fault = planned, "none"
         if number == episode.at and rank == episode.victim:
@@ -169,7 +168,7 @@ def _act(episode: Episode, group: Any, rank: int, ranks: int) -> Iterator[Outcom
             call = episode.other if fault == "differ" else planned
         begun = time.monotonic()
         if fault == "absent":
-            time.sleep(LIMIT_S + 0.5)
+            time.sleep(limit_s + 0.5)
         signals = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}
         timer = threading.Timer(episode.delay_s, os.kill, (os.getpid(), signals.get(fault, 0)))
         try:
@@ -187,13 +186,14 @@ def _act(episode: Episode, group: Any, rank: int, ranks: int) -> Iterator[Outcom
 def take_part(words: Sequence[str]) -> None:
     """Write the outcomes of all episodes, in the process of one rank."""
     folder, (seed, first, last) = Path(words[1]), map(int, words[2:5])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job may ignore it
     torch.set_num_threads(1)
-    limit = timedelta(seconds=_START_S)
+    limit, limit_s = timedelta(seconds=_START_S), LIMIT_S
     kills = words[0] != "mpi"
     if kills:
         import paceline.distributed
 
-        rank, ranks = map(int, words[5:7])
+        rank, ranks, limit_s = int(words[5]), int(words[6]), float(words[7])
         store = dist.FileStore(str(folder / f"store.{first}"), ranks)
         dist.init_process_group("paceline", store=store, rank=rank, world_size=ranks, timeout=limit)
     else:
@@ -204,8 +204,8 @@ def take_part(words: Sequence[str]) -> None:
     outcomes: dict[int, list[Outcome]] = {}
     for number in range(first, last + 1):
         episode = draw(seed, number, ranks, kills=kills)
-        group = dist.new_group(timeout=timedelta(seconds=LIMIT_S))
-        outcomes[number] = list(_act(episode, group, rank, ranks))
+        group = dist.new_group(timeout=timedelta(seconds=limit_s))
+        outcomes[number] = list(_act(episode, group, rank, ranks, limit_s))
         if episode.fault != "kill":
             dist.barrier()
             dist.destroy_process_group(group)
@@ -218,10 +218,12 @@ def take_part(words: Sequence[str]) -> None:
 # --- all ranks ----------------------------------------------------------------------------------
 
 
-def judge(episode: Episode, by_rank: dict[int, list[Outcome]]) -> list[str]:
+def judge(
+    episode: Episode, by_rank: dict[int, list[Outcome]], limit_s: float = LIMIT_S
+) -> list[str]:
     """Return what is wrong with the outcomes of the ranks that live."""
     faults = []
-    longest_s = LIMIT_S + LATE_S
+    longest_s = limit_s + LATE_S
     errors = [
         number
         for outcomes in by_rank.values()
@@ -261,16 +263,21 @@ def sessions(seed: int, episodes: int, ranks: int, *, kills: bool) -> Iterator[t
 
 
 def run_session(
-    python: Sequence[object], folder: Path, seed: int, first: int, last: int, ranks: int
+    python: Sequence[object],
+    folder: Path,
+    seed: int,
+    first: int,
+    last: int,
+    ranks: int,
+    limit_s: float = LIMIT_S,
 ) -> list[str]:
     """Run the ranks of back end "paceline"; return what was wrong."""
+    command = [*python, __file__, "paceline", folder, seed, first, last]
     processes = [
-        subprocess.Popen(
-            list(map(str, [*python, __file__, "paceline", folder, seed, first, last, rank, ranks]))
-        )
+        subprocess.Popen([str(word) for word in (*command, rank, ranks, limit_s)])
         for rank in range(ranks)
     ]
-    deadline = time.monotonic() + _START_S + (last - first + 1) * 4 * (LIMIT_S + LATE_S)
+    deadline = time.monotonic() + _START_S + (last - first + 1) * 4 * (limit_s + LATE_S)
     try:
         for process in processes:
             process.wait(max(0.1, deadline - time.monotonic()))
@@ -284,11 +291,18 @@ def run_session(
     killed = ended.victim if ended.fault == "kill" else None
     codes = {rank: process.returncode for rank, process in enumerate(processes) if rank != killed}
     found = [f"rank {rank} ended with {code}" for rank, code in codes.items() if code]
-    return found + judge_files(folder, seed, first, last, ranks, kills=True)
+    return found + judge_files(folder, seed, first, last, ranks, kills=True, limit_s=limit_s)
 
 
 def judge_files(
-    folder: Path, seed: int, first: int, last: int, ranks: int, *, kills: bool
+    folder: Path,
+    seed: int,
+    first: int,
+    last: int,
+    ranks: int,
+    *,
+    kills: bool,
+    limit_s: float = LIMIT_S,
 ) -> list[str]:
     """Return what is wrong in the files that the ranks of a session have written."""
     by_rank = {
@@ -302,37 +316,53 @@ def judge_files(
         living = {rank: outcomes[str(number)] for rank, outcomes in by_rank.items()}
         if len(living) < ranks - (draw(seed, last, ranks, kills=kills).fault == "kill"):
             faults.append(f"episode {number}: outcomes only of ranks {[*living]}")
-        found = judge(episode, living)
+        found = judge(episode, living, limit_s)
         faults += [f"episode {number} of {ranks} ranks, {episode.fault}: {each}" for each in found]
     return faults
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 5])
-    parser.add_argument("--episodes", type=int, default=1000, help="for each number of ranks")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the ranks, too
-    counts: Counter[str] = Counter()
-    faults: list[str] = []
-    for ranks in options.ranks:
-        with tempfile.TemporaryDirectory() as folder:
-            for first, last in sessions(options.seed, options.episodes, ranks, kills=True):
-                drawn = [draw(options.seed, n, ranks, kills=True) for n in range(first, last + 1)]
-                counts["steps"] += sum(len(each.steps) for each in drawn)
-                counts.update(each.fault for each in drawn)
-                found = run_session(
-                    [sys.executable], Path(folder), options.seed, first, last, ranks
+@dataclass(frozen=True)
+class Long:
+    """A long form: sessions of several numbers of ranks, some of them at a time.
+
+    episodes: for each number of ranks. minutes: no session begins later.
+    """
+
+    seed: int
+    episodes: int
+    minutes: float
+    ranks: tuple[int, ...] = (2, 3, 4, 5)
+    at_a_time: int = 4  # ranks mostly wait for those that are absent or killed
+    limit_s: float = 6.0  # of each call: the sessions share the cores
+
+    def run(self, python: Sequence[object]) -> dict[str, Any]:
+        """Return how many steps and which faults there were, and what was wrong."""
+        deadline = time.monotonic() + 60 * self.minutes
+        every = [
+            (first, last, ranks)
+            for ranks in self.ranks
+            for first, last in sessions(self.seed, self.episodes, ranks, kills=True)
+        ]
+        random.Random(self.seed).shuffle(every)
+        counts: Counter[str] = Counter()
+        faults: list[str] = []
+
+        def judged(first: int, last: int, ranks: int) -> None:
+            if time.monotonic() > deadline:
+                return
+            with tempfile.TemporaryDirectory() as folder:
+                faults.extend(
+                    run_session(python, Path(folder), self.seed, first, last, ranks, self.limit_s)
                 )
-                print("\n".join(found), end="\n" if found else "", file=sys.stderr, flush=True)
-                faults += found
-    print(json.dumps({**counts, "faults": len(faults)}))
-    return int(bool(faults))
+            drawn = [draw(self.seed, n, ranks, kills=True) for n in range(first, last + 1)]
+            counts["steps"] += sum(len(each.steps) for each in drawn)
+            counts.update(each.fault for each in drawn)
+
+        with ThreadPoolExecutor(self.at_a_time) as pool:
+            for each in [pool.submit(judged, *session) for session in every]:
+                each.result()
+        return {"seed": self.seed, "ranks": self.ranks, **counts, "wrong": faults}
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] in (["mpi"], ["paceline"]):
-        take_part(sys.argv[1:])
-    else:
-        sys.exit(main())
+    take_part(sys.argv[1:])

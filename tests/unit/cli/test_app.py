@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from tests.unit.analysis import fabricate
 
 from paceline.base.errors import DataError, ExitCode
 from paceline.cli import doctor, main
@@ -19,6 +21,7 @@ from paceline.cli.app import app
 from paceline.cli.console import plain_console
 from paceline.cli.doctor import MachineFinding
 from paceline.cli.streams import signals_raise
+from paceline.measure.records.layout import RunFiles
 
 
 @pytest.fixture
@@ -61,6 +64,41 @@ def test_user_error_has_its_own_exit_code(command, capsys) -> None:
 def test_fault_of_paceline_itself_is_not_hidden(command) -> None:
     with pytest.raises(ZeroDivisionError):
         command(raising(ZeroDivisionError()))
+
+
+@pytest.fixture
+def misread(tmp_path, monkeypatch) -> RunFiles:
+    """An undamaged run, the newest in `runs/`; reading commands fail on it unexpectedly."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    run = fabricate.make_run(tmp_path / "runs/one", [fabricate.SEQUENTIAL, fabricate.MPI])
+    monkeypatch.setattr("paceline.cli.profile.RunData", fail)
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+@pytest.mark.parametrize("words", [["profile", "runs/one"], ["profile"]])
+def test_error_on_an_undamaged_run_is_one_of_paceline(misread, words) -> None:
+    with pytest.raises(ZeroDivisionError):
+        main(words)
+
+
+@pytest.mark.parametrize("words", [["profile", "runs/one"], ["profile"]])
+def test_error_on_records_that_contradict_each_other_names_the_file(
+    misread, words, monkeypatch, capsys
+) -> None:
+    files, _ = fabricate.pair_of(misread)
+    steps = files.rank(1).steps
+    steps.write_bytes(2 * steps.read_bytes())
+    assert main(words) == ExitCode.DATA
+    said = capsys.readouterr().err
+    assert f"{steps.relative_to(Path.cwd())}: expected each step once" in said
+    assert "Traceback" not in said
+    monkeypatch.setenv("PACELINE_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        main(words)
 
 
 @pytest.mark.parametrize(

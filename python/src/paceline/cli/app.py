@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -18,10 +17,10 @@ from paceline.base.host.memory import permanent_objects
 from paceline.base.host.messages import printable, say, show_warning
 from paceline.base.host.programs import missing_extra
 from paceline.cli.streams import EndedBySignal, make_streams_usable, reader_may_end, signals_raise
+from paceline.measure.records.layout import RunFiles
 
 # Set to 1, it makes Python show the stack trace of an error of the operating system.
 _TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"
-_LONGEST_REASON = 300  # characters of the message of a library
 # What to do about an error of the operating system.
 _ADVICE = {
     errno.ENOSPC: "free some space, or choose another disk",
@@ -169,7 +168,8 @@ def _known_cause(words: Sequence[str], error: Exception) -> tuple[ExitCode, str]
         return ExitCode.ENVIRONMENT, _os_error_message(error)
     if isinstance(error, MemoryError):
         return ExitCode.ENVIRONMENT, f"expected more memory than there is; {_ADVICE[errno.ENOMEM]}"
-    return (ExitCode.DATA, _records_message(words, error)) if _reads_a_run(words) else None
+    damage = _damage_in_runs(words) if _reads_a_run(words) else None
+    return None if damage is None else (ExitCode.DATA, damage)
 
 
 def _reads_a_run(words: Sequence[str]) -> bool:
@@ -179,16 +179,17 @@ def _reads_a_run(words: Sequence[str]) -> bool:
     return bool(words) and words[0] in readers and not starts
 
 
-def _records_message(words: Sequence[str], error: Exception) -> str:
-    """Say that records of a run contradict each other, or that Paceline cannot compute with them.
+def _damage_in_runs(words: Sequence[str]) -> str | None:
+    """Return what is wrong with the records of the runs that a command has read; None if nothing
+    is, so that the error is one of Paceline.
 
     Each file is checked when it is read, but somebody else's run may combine values that none has.
     """
-    what = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
-    return (
-        f"{shlex.join(words)}: expected records that agree with each other, got {what}. A file of "
-        "the run was changed or damaged, or this is an error of Paceline"
-    )
+    from paceline.analysis.trial.contradictions import contradiction_in  # noqa: PLC0415  (heavy)
+    from paceline.cli.options import run_dirs_of  # noqa: PLC0415
+
+    found = (contradiction_in(RunFiles(path)) for path in run_dirs_of(words))
+    return next((each for each in found if each is not None), None)
 
 
 def _invoke(words: list[str]) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -107,62 +108,89 @@ _SORT_KEYS: dict[str, Callable[[Row], float | str]] = {
 )
 @click.option("--save-reference", metavar="FILE", type=FILE, help="Write the file for --reference.")
 @json_option
-def command(
-    run_dir: Path,
-    second: Path | None,
-    baseline: str | None,
-    only: tuple[str, ...],
-    sort: str | None,
-    as_markdown: bool,
-    limit: float | None,
-    allow_undecided: bool,
-    junit: Path | None,
-    reference: Path | None,
-    save_reference: Path | None,
-    as_json: bool,
-) -> int:  # fmt: skip
+def command(**given: Any) -> int:
     """Print the table of a run, or compare two runs.
 
     RUN_DIR is the newest run in runs/ with trials to compare by default. RUN_B is a later run: the
     output says what differs, and which configurations became faster.
     """
-    is_pair = second is not None or reference is not None
-    if is_pair and (baseline is not None or only or sort or save_reference is not None):
-        raise click.UsageError(
-            "--baseline, --only, --sort, --save-reference: expected one run, got two; leave them "
-            "out to compare two runs"
-        )
-    if second is not None and reference is not None:
-        raise click.UsageError("--reference: expected one run beside it, got two; leave one out")
-    if limit is not None and not is_pair:
-        raise click.UsageError(
-            "--fail-slower: expected two runs, or one run and --reference FILE, got one run"
-        )
-    if limit is None and (junit is not None or allow_undecided):
-        name = "--allow-undecided" if allow_undecided else "--junit"
-        raise click.UsageError(f"{name}: expected --fail-slower beside it, found none; add it")
-    if is_pair:
-        before = read_reference(reference) if reference is not None else _speeds(run_dir)
-        after = _speeds(second or run_dir)
-        labels = str(reference or run_dir), str(second or run_dir)
-        gate = (
-            None if limit is None else judge(before, after, limit, allows_undecided=allow_undecided)
-        )
-        _print_pair(before, after, labels, gate, as_json=as_json, as_markdown=as_markdown)
-        if gate is not None and junit is not None:
-            write_text(junit, junit_text(gate, _names(before, after)))
-        return ExitCode.OK if gate is None else gate.exit_code
-    run = RunData(run_dir, baseline)
-    shown = _sorted(_selected(run.comparison, only), sort)
-    if as_json:
+    wanted = _Wanted(**given)
+    wanted.check()
+    return _compare_two(wanted) if wanted.is_pair else _show_one(wanted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """The arguments and options of the command."""
+
+    run_dir: Path
+    second: Path | None
+    baseline: str | None
+    only: tuple[str, ...]
+    sort: str | None
+    as_markdown: bool
+    limit: float | None
+    allow_undecided: bool
+    junit: Path | None
+    reference: Path | None
+    save_reference: Path | None
+    as_json: bool
+
+    @property
+    def is_pair(self) -> bool:
+        return self.second is not None or self.reference is not None
+
+    def check(self) -> None:
+        """Raise click.UsageError for options that do not go together."""
+        of_one = (self.baseline, self.sort, self.save_reference)
+        if self.is_pair and (self.only or any(each is not None for each in of_one)):
+            raise click.UsageError(
+                "--baseline, --only, --sort, --save-reference: expected one run, got two; leave "
+                "them out to compare two runs"
+            )
+        if self.second is not None and self.reference is not None:
+            raise click.UsageError(
+                "--reference: expected one run beside it, got two; leave one out"
+            )
+        if self.limit is not None and not self.is_pair:
+            raise click.UsageError(
+                "--fail-slower: expected two runs, or one run and --reference FILE, got one run"
+            )
+        if self.limit is None and (self.junit is not None or self.allow_undecided):
+            name = "--allow-undecided" if self.allow_undecided else "--junit"
+            raise click.UsageError(f"{name}: expected --fail-slower beside it, found none; add it")
+
+
+def _compare_two(wanted: _Wanted) -> int:
+    """Compare two runs; return the exit code of the gate, if one was asked for."""
+    first, second = wanted.reference or wanted.run_dir, wanted.second or wanted.run_dir
+    before = _speeds(first) if wanted.reference is None else read_reference(wanted.reference)
+    after = _speeds(second)
+    gate = None
+    if wanted.limit is not None:
+        gate = judge(before, after, wanted.limit, allows_undecided=wanted.allow_undecided)
+    _print_pair(
+        before, after, (str(first), str(second)), gate, as_json=wanted.as_json,
+        as_markdown=wanted.as_markdown,
+    )  # fmt: skip
+    if gate is not None and wanted.junit is not None:
+        write_text(wanted.junit, junit_text(gate, _names(before, after)))
+    return ExitCode.OK if gate is None else gate.exit_code
+
+
+def _show_one(wanted: _Wanted) -> int:
+    """Print the table of a run. Raises NotComparable without a baseline."""
+    run = RunData(wanted.run_dir, wanted.baseline)
+    shown = _sorted(_selected(run.comparison, wanted.only), wanted.sort)
+    if wanted.as_json:
         rows = [row.to_json() for row in shown.rows]
         print_json({**comparison_document(run.comparison), "rows": rows})
-    elif as_markdown:
+    elif wanted.as_markdown:
         print(markdown(comparison_view(shown, _MARKDOWN_WIDTH, run.comparison)))
     else:
         print_table(shown, run.comparison)
-    if save_reference is not None:
-        write_reference(save_reference, read_speeds(run.files))
+    if wanted.save_reference is not None:
+        write_reference(wanted.save_reference, read_speeds(run.files))
     if not run.comparison.baselines:
         raise NotComparable(_no_baseline(run.files))
     return ExitCode.OK
@@ -192,7 +220,7 @@ def _selected(comparison: Comparison, patterns: Sequence[str]) -> Comparison:
         raise no_match("--only", unmatched, names)
     wanted = {name for matched in found.values() for name in matched}
     rows = tuple(row for row in comparison.rows if row.configuration in wanted)
-    return dataclasses.replace(comparison, rows=rows)
+    return replace(comparison, rows=rows)
 
 
 def _sorted(comparison: Comparison, column: str | None) -> Comparison:
@@ -202,7 +230,7 @@ def _sorted(comparison: Comparison, column: str | None) -> Comparison:
     rows: list[Row] = []
     for workload in comparison.workloads:
         rows += sorted(comparison.rows_of(workload), key=_SORT_KEYS[column])
-    return dataclasses.replace(comparison, rows=tuple(rows))
+    return replace(comparison, rows=tuple(rows))
 
 
 def _no_baseline(run: RunFiles) -> str:

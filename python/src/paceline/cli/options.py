@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -80,9 +80,7 @@ def newest_run(*, to_compare: bool = False) -> Path:
 
     to_compare: pass over runs without a timed trial, such as those of `verify` and `watch`.
     """
-    began = {path: time_s for path in RUNS.glob("*") for time_s in _began_unix_s(path)}
-    newest_first = sorted(began, key=lambda path: began[path], reverse=True)
-    newest = next((path for path in newest_first if not to_compare or _has_timed(path)), None)
+    newest = _newest_in_runs(to_compare=to_compare)
     if newest is None:
         kind = "run with a finished trial to compare" if to_compare else "run"
         raise click.UsageError(
@@ -90,6 +88,19 @@ def newest_run(*, to_compare: bool = False) -> Path:
         )
     say(f"newest run: {newest}")
     return existing_run(newest)
+
+
+def _newest_in_runs(*, to_compare: bool) -> Path | None:
+    began = {path: time_s for path in RUNS.glob("*") for time_s in _began_unix_s(path)}
+    newest_first = sorted(began, key=lambda path: began[path], reverse=True)
+    return next((path for path in newest_first if not to_compare or _has_timed(path)), None)
+
+
+def run_dirs_of(words: Sequence[str]) -> list[Path]:
+    """Return the run directories that a command reads: those among its words, else the newest."""
+    named = [Path(word) for word in words[1:] if Path(word).is_dir()]
+    newest = {_newest_in_runs(to_compare=each) for each in (False, True)}
+    return named or [path for path in newest if path is not None]
 
 
 def _has_timed(path: Path) -> bool:

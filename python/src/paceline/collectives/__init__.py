@@ -4,8 +4,8 @@ The way of a tensor through `all_reduce` (read `shared_group.SharedMemoryGroup.a
 
 1. torch calls a method of a process group (`shared_group`, `mpi.process_group`, `gloo_group`).
 2. `recorder` notes the operation, and `work` carries it out in this thread or in one of its own.
-3. `buffers` presents the tensor as flat memory of the host; `reductions` has the arithmetic.
-4. `levels` reduces it within a host (`shared_memory` over `node`), then between hosts (Gloo).
+3. `buffers` presents the tensor as flat memory of the host, and has the arithmetic.
+4. `shared_memory` reduces it within a host (over `node`), then between hosts (Gloo).
 5. The result is copied back, the work ends, and the recorder reports the operation after the step.
 
 Before that, `store` connects the ranks. After a failure, `liveness` finds out who is missing.

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
 
@@ -21,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
-from paceline.collectives.pass_communication import is_awaiting
 from paceline.collectives.torch_internals import end_event_with, profiler_enabled
 
 # Sum of gradients in memory shared by the ranks of a node or the threads of a rank.
@@ -270,3 +270,54 @@ class GroupDescription(TypedDict, total=False):
     by_size: list[dict[str, Any]]  # the chosen algorithm by the size of messages
     calibration_s: dict[str, dict[str, float]]  # measured seconds by algorithm and bytes
     calibration_took_s: float
+
+
+# --- communication that the layers of a replica wait for within its passes ----------------------
+#
+# Batch normalisation over all replicas sums its statistics in every forward and backward pass. No
+# other work of the rank runs in the meantime, so this time is no computation.
+
+# Returns the sum of a vector (float64) over all replicas, on its device; collective over them.
+Total = Callable[[Tensor], Tensor]
+
+_awaits: ContextVar[bool] = ContextVar("paceline_awaits", default=False)  # of each thread
+
+
+@contextmanager
+def awaiting() -> Iterator[None]:
+    """Mark that this thread waits for the communication that it requests meanwhile."""
+    token = _awaits.set(True)
+    try:
+        yield
+    finally:
+        _awaits.reset(token)
+
+
+def is_awaiting() -> bool:
+    """Return whether this thread waits for the communication that it requests now."""
+    return _awaits.get()
+
+
+class PassCommunication:
+    """Measures the time that a thread waits for communication: of the layers of one replica, or of
+    a step between nodes."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0  # so far
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Add the time of the block, in which this thread waits for its communication."""
+        began_s = time.perf_counter()
+        with awaiting():
+            yield
+        self.total_s += time.perf_counter() - began_s
+
+    def timed(self, total: Total) -> Total:
+        """Return `total` with its time measured."""
+
+        def call(values: Tensor) -> Tensor:
+            with self.measured():
+                return total(values)
+
+        return call

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.analysis.equivalence.resume import judge_resume, position_of
-from paceline.measure.records.resumed import ResumedRank, ResumedStep, StateRecord
+from paceline.measure.records.own_steps import ResumedRank, ResumedStep, StateRecord
 
 SAVED, STEPS = 3, 7
 

@@ -29,7 +29,7 @@ from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
 from paceline.plan.spec import load_spec
 from paceline.plan.trials.trial import Trial
-from paceline.runner.trials import equivalence, experiment
+from paceline.runner.trials import experiment
 from paceline.runner.trials.directory import extended_spec, recorded_spec
 from paceline.runner.trials.run_trial import failure_of_all, is_finished
 
@@ -264,16 +264,16 @@ def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
     ]
     baselines = [run.trial(trial.id) for trial in trials if trial.is_baseline]
     other = next(run.trial(trial.id) for trial in trials if not trial.is_baseline)
-    monkeypatch.setattr(equivalence, "_order", lambda _: None)
+    monkeypatch.setattr(experiment, "_order_of", lambda _: None)
 
     fabricate.edit_json(baselines[0].outcome, status="failed")
     second = baselines[1].outcome.read_text()
     baselines[1].outcome.unlink()
-    equivalence.check_equivalences(trials, run, keep_tensors=False)
+    experiment.check_equivalences(trials, run, keep_tensors=False)
     assert not other.equivalence.exists(), "the second baseline has not run yet"
 
     baselines[1].outcome.write_text(second)
-    equivalence.check_equivalences(trials, run, keep_tensors=False)
+    experiment.check_equivalences(trials, run, keep_tensors=False)
     assert is_finished(other)
     assert baselines[1].root.name in other.equivalence.read_text()
     assert baselines[1].weights.exists()

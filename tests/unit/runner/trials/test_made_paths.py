@@ -9,7 +9,7 @@ import pytest
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import TouchedFilesRow
-from paceline.runner.trials.made_paths import move_made_paths
+from paceline.runner.trials.run_trial import move_made_paths
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.train.strategies import local_sgd
 from paceline.train.strategies.local_sgd import LocalReplica
-from paceline.train.strategies.reduction.flat_replica import FlatReplica
+from paceline.train.strategies.reduction.flat_layout import FlatReplica
 from paceline.train.training.optimizers import TaskOptimizer
 from paceline.train.training.task import Task
 from paceline.train.workloads.build import build_model, make_task, task_of

@@ -12,7 +12,7 @@ from tests.support.strategies import train_batch
 from tests.unit.train.strategies.own_training import trial_of
 from torch import nn
 
-from paceline.collectives.pass_communication import PassCommunication, is_awaiting
+from paceline.collectives.recorder import PassCommunication, is_awaiting
 from paceline.train.training.passes import Passes, run_passes
 from paceline.train.training.task import Task
 from paceline.train.workloads.build import build_model, task_of
@@ -21,7 +21,7 @@ from paceline.train.workloads.build import build_model, task_of
 def test_time_of_a_sum_is_added_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = map(float, itertools.count())  # each is one second later
     clock = SimpleNamespace(perf_counter=lambda: next(readings))
-    monkeypatch.setattr("paceline.collectives.pass_communication.time", clock)
+    monkeypatch.setattr("paceline.collectives.recorder.time", clock)
     seen = []
 
     def total(values: torch.Tensor) -> torch.Tensor:

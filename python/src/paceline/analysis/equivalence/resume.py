@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.measure.records.resumed import ResumedRank, ResumedStep, Sketch, Sketches
+from paceline.measure.records.own_steps import ResumedRank, ResumedStep, SignedSums, SumsByName
 
 _EXACT = 2.0**-30  # for sums of float64
 _ROUNDED = 2.0**-6  # relative difference of weights in a type of less precision
@@ -429,7 +429,7 @@ def _samples_by_step(ranks: Iterable[ResumedRank]) -> dict[int, Counter[str]]:
     return found
 
 
-def _different(ours: Sketches, theirs: Sketches, limit: float = _EXACT) -> list[str]:
+def _different(ours: SumsByName, theirs: SumsByName, limit: float = _EXACT) -> list[str]:
     """Return the names of tensors that differ, the most different one first.
 
     Only names that both have with equal sizes are compared.
@@ -442,16 +442,16 @@ def _different(ours: Sketches, theirs: Sketches, limit: float = _EXACT) -> list[
     return sorted((n for n, d in differences.items() if d > limit), key=lambda n: -differences[n])
 
 
-def _difference(ours: Sketch, theirs: Sketch) -> float:
+def _difference(ours: SignedSums, theirs: SignedSums) -> float:
     """Return an estimate of the L2 norm of the difference of two tensors."""
     return math.hypot(*(a - b for a, b in zip(ours[1:], theirs[1:], strict=True)))
 
 
-def _norm(tensor: Sketch) -> float:
+def _norm(tensor: SignedSums) -> float:
     return math.hypot(*tensor[1:])
 
 
-def _is_equal(ours: Sketch, theirs: Sketch, limit: float = _EXACT) -> bool:
+def _is_equal(ours: SignedSums, theirs: SignedSums, limit: float = _EXACT) -> bool:
     return ours[0] == theirs[0] and _difference(ours, theirs) <= limit * _norm(theirs)
 
 

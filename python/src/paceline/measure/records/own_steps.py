@@ -1,4 +1,4 @@
-"""Records of the ranks of `paceline verify`: `own_steps.json` and `observed.json` of each.
+"""Records of the ranks of `paceline verify`: `own_steps.json`, `observed.json` and `resumed.json`.
 
 The ranks are checked against each other by what each did by itself (`own_steps`): no rank waits for
 another one while it writes. A tensor is a sketch: numbers that are linear in it, so that the sketch
@@ -258,3 +258,47 @@ class Observed:
     # names that the reference does not have, or with another shape
     unknown: list[str] = field(default_factory=list)
     low_precision: bool = False  # a module computed in bf16 or fp16
+
+
+# --- `--resume-with`: each of three trainings writes `resumed.json`, which are compared afterwards
+
+# Number of elements, then sums over fixed random signs: linear, and equal for equal tensors.
+SignedSums = tuple[float, ...]
+SumsByName = dict[str, SignedSums]  # by the name of a tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRecord:
+    """State of a training before one step of one optimiser. Empty where it was not recorded."""
+
+    weights: SumsByName = field(default_factory=dict)
+    gradient: SumsByName = field(default_factory=dict)
+    moments: SumsByName = field(default_factory=dict)  # state of the optimiser
+    copies: SumsByName = field(default_factory=dict)  # modules that nothing trains: averages
+    buffers: SumsByName = field(default_factory=dict)  # before the first module of the step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedStep:
+    """One step of one optimiser; everything is as the step begins."""
+
+    step: int  # of this optimiser, from 0 in each process
+    optimizer: int  # in the order in which they stepped first
+    samples: list[str] | None  # checksum of each sample of this rank; None: there is no batch
+    losses: list[float]  # of each backward pass
+    values: dict[str, float]  # learning rate and other numbers of the groups
+    scaler: dict[str, float]  # state of the gradient scaler
+    generators: dict[str, str]  # checksum of the state of each random number generator
+    total: SignedSums  # sum over the weights
+    state: StateRecord
+
+
+@dataclass(slots=True, kw_only=True)
+class ResumedRank:
+    """Everything that one rank recorded."""
+
+    steps: list[ResumedStep] = field(default_factory=list)
+    # steps of each optimiser before the last change of the checkpoint; None: there is none
+    saved_after: list[int] | None = None
+    was_stopped: bool = False  # by Paceline
+    saved_while_stopping: bool = False

@@ -117,13 +117,18 @@ def _settings(
         elif isinstance(value, Mapping):
             yield from _settings(value, f"{place}.", is_open=name == "environment")
         elif isinstance(value, Iterable):
-            before: Any = ""
-            for number, entry in enumerate(value):
-                if isinstance(entry, str):
-                    pairs = _variables(entry, ";" if before == _VARIABLE_LIST else "")
-                    for given, text in pairs:
-                        yield f"{place}[{number}]", given, text, before in _OF_VARIABLES
-                before = entry
+            yield from _in_list(value, place)
+
+
+def _in_list(entries: Iterable[Any], place: str) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield the same of NAME=VALUE in a list."""
+    before: Any = ""
+    for number, entry in enumerate(entries):
+        if isinstance(entry, str):
+            between = ";" if before == _VARIABLE_LIST else ""
+            for name, text in _variables(entry, between):
+                yield f"{place}[{number}]", name, text, before in _OF_VARIABLES
+        before = entry
 
 
 # What precedes variables among the arguments of an mpirun, and the parameter that lists them.

@@ -1,18 +1,26 @@
-"""The stages of a run, in order, and the decision before each repeat whether it is needed."""
+"""The stages of a run, in order, the decision before each repeat whether it is needed, and the
+comparison of finished trials with their baseline.
+"""
 
 from __future__ import annotations
 
+import shutil
 import time
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 from paceline.analysis.between_runs.speeds import target_speed, trial_speed
-from paceline.analysis.equivalence.check import read_equivalence
+from paceline.analysis.equivalence.check import (
+    check_equivalence,
+    read_equivalence,
+    write_equivalence,
+)
+from paceline.analysis.equivalence.shown import Shown
 from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.analysis.statistics.intervals import FIRST_LOOK, levels
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
@@ -28,6 +36,7 @@ from paceline.plan.spec import Experiment, Spec
 from paceline.plan.spec.loading import load_spec
 from paceline.plan.spec.values import EVALUATION_KEYS, toml_document
 from paceline.plan.spec.workloads import is_name_with_batch
+from paceline.plan.trials.sample_order import SampleOrder
 from paceline.plan.trials.trial import Trial, measured_again, planned_steps
 from paceline.runner.trials.directory import (
     check_added,
@@ -38,7 +47,6 @@ from paceline.runner.trials.directory import (
     only_runner,
     recorded_spec,
 )
-from paceline.runner.trials.equivalence import check_equivalences
 from paceline.runner.trials.planning import (
     Planned,
     Progress,
@@ -380,3 +388,57 @@ class AutomaticRepeats:
     def _write(self, stopped: Literal["decided", "max_repeats", "time"] | None) -> None:
         self._record = replace(self._record, stopped=stopped)
         write_stopping(self._files, self._record)
+
+
+# --- comparison of finished trials with their baseline, as soon as both have ended ---------------
+
+
+def check_equivalences(
+    trials: Sequence[Trial],
+    files: RunFiles,
+    shown: Callable[[Trial, Trial], Shown | None] = lambda _trial, _baseline: None,
+    *,
+    keep_tensors: bool,
+) -> None:
+    """Compare the finished ones of `trials` with their baseline, if it has finished, too.
+
+    Tensors of a trial are big (VGG16: 2 x 537 MB). They are deleted after the comparison, except
+    those of the first baseline of each workload, seed and precision.
+    shown: returns what `paceline verify` shows of a trial, beside its baseline; None: nothing.
+    """
+    finished = [t for t in trials if is_finished(files.trial(t.id))]
+    for trial in finished:
+        trial_files = files.trial(trial.id)
+        if trial_files.equivalence.exists():
+            continue
+        baseline = _baseline_of(trial, finished, trials, files)
+        if baseline is None:
+            continue
+        own = shown(trial, baseline)
+        found = check_equivalence(trial_files, files.trial(baseline.id), _order_of(trial), own)
+        write_equivalence(trial_files, found)
+        if trial.id != baseline.id and not keep_tensors:
+            shutil.rmtree(trial_files.weights.parent, ignore_errors=True)
+
+
+def _order_of(trial: Trial) -> SampleOrder | None:
+    """Return the samples that the trial's steps should have used; None for a script."""
+    if trial.training.script is not None:
+        return None
+    from paceline.train.data.dataset import order_of  # noqa: PLC0415  (a script needs no data set)
+
+    return order_of(trial.training)
+
+
+def _baseline_of(
+    trial: Trial, finished: list[Trial], planned: Sequence[Trial], files: RunFiles
+) -> Trial | None:
+    """Return the baseline of the trial's seed and precision if one is planned, else the fp32 one.
+
+    It is the first repeat that did not fail. None if that has not finished yet.
+    """
+    key = (trial.training.workload, trial.training.seed)
+    ours = [t for t in planned if t.is_baseline and (t.training.workload, t.training.seed) == key]
+    same = [t for t in ours if t.training.precision == trial.training.precision]
+    usable = [t for t in same or ours if t in finished or not files.trial(t.id).outcome.exists()]
+    return usable[0] if usable and usable[0] in finished else None

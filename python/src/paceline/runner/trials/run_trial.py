@@ -9,6 +9,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.base.errors import (
@@ -21,9 +22,9 @@ from paceline.base.errors import (
 )
 from paceline.collectives.host import host_name
 from paceline.measure.records.documents import keep_log, leave_attempt, write_trial
-from paceline.measure.records.files import read_json, write_json, write_text
+from paceline.measure.records.files import document, read_json, write_json, write_text
 from paceline.measure.records.layout import RunFiles, TrialFiles
-from paceline.measure.records.rows import FailureRow, Outcome
+from paceline.measure.records.rows import FailureRow, Outcome, TouchedFilesRow
 from paceline.measure.records.tables import compact_trial
 from paceline.measure.records.virtual_clock import (
     SLICES_VARIABLE,
@@ -50,7 +51,6 @@ from paceline.runner.launchers.supervise import (
 )
 from paceline.runner.trials.copies import collect, collect_after_signal, published
 from paceline.runner.trials.failure_injection import failing
-from paceline.runner.trials.made_paths import move_made_paths
 from paceline.runner.trials.planning import Progress
 
 
@@ -308,3 +308,35 @@ def _error(outcome: Outcome, message: str) -> PacelineError:
     error = PacelineError(message)
     error.exit_code = code
     return error
+
+
+def move_made_paths(trial: Trial, files: TrialFiles) -> None:
+    """Move the files and folders that the ranks of a script have made to `files.made`.
+
+    The next trial then starts as this one did: it finds no snapshot, and no folder that it expects
+    to be new. See `train.rank.script.touched_files`, which records the paths.
+
+    A folder in which a rank has read before its first step stays: such data are prepared once. So
+    does what cannot be moved.
+    """
+    script = trial.training.script
+    if script is None or script.resume is not None:  # a resumed training needs its checkpoint
+        return
+    rows = [document(rank.touched_files, TouchedFilesRow) for _, rank in files.ranks()]
+    touched = [row for row in rows if row is not None]
+    read = [Path(path) for row in touched for path in row.read_changed_ns]
+    folder = _plain(script.directory)
+    # The shortest first: a folder takes what another rank has made in it along.
+    for path in sorted({_plain(each) for row in touched for each in row.made}):
+        if not path.is_relative_to(folder) or not os.path.lexists(path):
+            continue
+        if any(each.is_relative_to(path) for each in read):
+            continue
+        goal = files.made / path.relative_to(folder)
+        with suppress(OSError):
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, goal)
+
+
+def _plain(path: str) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100  (links keep their names)

@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.analysis.equivalence.resume import ResumeFinding, judge_resume, position_of
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
-from paceline.measure.records.resumed import ResumedRank
+from paceline.measure.records.own_steps import ResumedRank
 from paceline.plan.spec import Spec
 from paceline.plan.trials.trial import ResumePart, Trial
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_runner

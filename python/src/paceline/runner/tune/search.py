@@ -23,7 +23,7 @@ from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec import TuneSettings
 from paceline.plan.trials.planning import repeated
 from paceline.plan.trials.trial import Trial
-from paceline.runner.trials.equivalence import check_equivalences
+from paceline.runner.trials.experiment import check_equivalences
 from paceline.runner.trials.planning import Progress
 from paceline.runner.trials.run_trial import failure_of, is_finished, run_followed
 from paceline.runner.tune.spaces import LeftOut, SearchTarget, Space

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.base.torch_internals import exclude_from_ddp
-from paceline.collectives.pass_communication import PassCommunication
+from paceline.collectives.recorder import PassCommunication
 from paceline.measure.records.communication import StrategyResult
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.reduction.buckets import Buckets
 from paceline.train.strategies.reduction.factor_choice import setting_of
 from paceline.train.strategies.reduction.factor_exchange import ReplicaFactors
-from paceline.train.strategies.reduction.node_shards import gradients_of
+from paceline.train.strategies.reduction.flat_layout import gradients_of
 from paceline.train.strategies.reduction.shared_sums import synchronise_ranks
 from paceline.train.training.compilation import compile_model
 from paceline.train.training.devices import (

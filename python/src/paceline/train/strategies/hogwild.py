@@ -26,8 +26,12 @@ from paceline.collectives.node.shared_node import SharedNode
 from paceline.measure.records.communication import StrategyResult
 from paceline.measure.records.rows import UpdateRow, own_update
 from paceline.plan.trials.trial import RankContext, Trial
-from paceline.train.strategies.reduction.flat_layout import shared_arrays, shared_floats
-from paceline.train.strategies.reduction.flat_replica import FlatReplica, too_slow
+from paceline.train.strategies.reduction.flat_layout import (
+    FlatReplica,
+    shared_arrays,
+    shared_floats,
+    too_slow,
+)
 from paceline.train.training.optimizers import TaskOptimizer
 from paceline.train.training.passes import run_passes
 from paceline.train.training.state import (

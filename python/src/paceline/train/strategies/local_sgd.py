@@ -30,7 +30,7 @@ from paceline.measure.records.communication import StrategyResult
 from paceline.plan.costs import all_reduce_bytes
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.descriptors import ProcessesOptions
-from paceline.train.strategies.reduction.flat_replica import FlatReplica
+from paceline.train.strategies.reduction.flat_layout import FlatReplica
 from paceline.train.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.train.training.devices import (
     CPU,

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from paceline.base.errors import UsageError
 from paceline.base.torch_internals import all_gather_single, reduce_scatter_single, tree_leaves
 from paceline.base.torch_internals.fsdp import AllGather, ReduceScatter
-from paceline.collectives.pass_communication import PassCommunication
+from paceline.collectives.recorder import PassCommunication
 from paceline.measure.records.communication import StrategyResult
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.reduction.replicate_group import all_reduce_tensors

@@ -29,14 +29,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.collectives.node.shared_node import SharedNode
-from paceline.collectives.pass_communication import PassCommunication
-from paceline.collectives.recorder import SHARED_REDUCE, begin_operation, not_recording
+from paceline.collectives.recorder import (
+    SHARED_REDUCE,
+    PassCommunication,
+    begin_operation,
+    not_recording,
+)
 from paceline.measure.records.communication import StrategyResult
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.reduction.factor_exchange import NodeFactors
 from paceline.train.strategies.reduction.flat_layout import (
     FlatLayout,
     ParameterShard,
+    gradients_of,
     shared_floats,
     touch,
 )
@@ -44,7 +49,6 @@ from paceline.train.strategies.reduction.node_shards import (
     OptimizerShard,
     ShardedStrategy,
     ZeroExchange,
-    gradients_of,
 )
 from paceline.train.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.train.strategies.reduction.shared_sums import SharedGradients, SharedSum, shared_rows

@@ -34,16 +34,14 @@ from torch import Tensor, nn
 
 from paceline.collectives.device_clock import unix_s
 from paceline.collectives.message_schedules import share_bounds
-from paceline.collectives.pass_communication import PassCommunication
-from paceline.collectives.recorder import SHARED_REDUCE, begin_operation
+from paceline.collectives.recorder import SHARED_REDUCE, PassCommunication, begin_operation
 from paceline.measure.records.rows import WorkerEnvironment
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.strategies.reduction.factor_exchange import NodeFactors
-from paceline.train.strategies.reduction.flat_layout import FlatLayout, touch
+from paceline.train.strategies.reduction.flat_layout import FlatLayout, gradients_of, touch
 from paceline.train.strategies.reduction.node_shards import (
     OptimizerShard,
     ShardedStrategy,
-    gradients_of,
     shard_of,
 )
 from paceline.train.strategies.reduction.replicate_group import ReplicateGroup

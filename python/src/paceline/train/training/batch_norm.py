@@ -19,7 +19,7 @@ from torch.nn.functional import batch_norm
 
 from paceline.base.errors import UsageError
 from paceline.base.torch_internals import BatchNormLayer
-from paceline.collectives.pass_communication import PassCommunication, Total
+from paceline.collectives.recorder import PassCommunication, Total
 from paceline.plan.spec.values import BatchNorm
 from paceline.train.training.checkpointing import once
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paceline.base.errors import UsageError
 from paceline.collectives.device_clock import unix_s
 from paceline.collectives.message_schedules import share_bounds
-from paceline.collectives.pass_communication import PassCommunication
+from paceline.collectives.recorder import PassCommunication
 from paceline.plan.trials.trial import Training
 from paceline.train.training.batch_norm import placeholders
 from paceline.train.training.devices import CPU, InputMover, Stopwatch

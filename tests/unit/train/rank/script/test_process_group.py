@@ -14,7 +14,7 @@ from torch.distributed import device_mesh
 
 from paceline.base.errors import UsageError
 from paceline.collectives.gloo_group import BACKEND
-from paceline.collectives.pass_communication import is_awaiting
+from paceline.collectives.recorder import is_awaiting
 from paceline.train.rank.script import process_group
 from paceline.train.rank.script.process_group import (
     ProcessGroups,

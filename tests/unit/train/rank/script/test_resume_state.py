@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.measure.records.files import document
 from paceline.measure.records.layout import RankFiles
-from paceline.measure.records.resumed import ResumedRank
+from paceline.measure.records.own_steps import ResumedRank
 from paceline.plan.trials.trial import ResumePart
 from paceline.train.rank.script.program import EnoughSteps
 from paceline.train.rank.script.resume_state import (

@@ -23,7 +23,7 @@ from paceline.base.errors import UsageError
 from paceline.base.torch_internals import HashStore
 from paceline.collectives.gloo_group import BACKEND
 from paceline.collectives.nccl_records import record_nccl
-from paceline.collectives.pass_communication import awaiting
+from paceline.collectives.recorder import awaiting
 from paceline.collectives.torch_internals import Store
 from paceline.plan.trials.trial import RankContext
 

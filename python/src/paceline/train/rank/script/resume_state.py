@@ -29,12 +29,12 @@ from paceline.base.torch_internals import DataLoaderIterator
 from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles
-from paceline.measure.records.resumed import (
+from paceline.measure.records.own_steps import (
     ResumedRank,
     ResumedStep,
-    Sketch,
-    Sketches,
+    SignedSums,
     StateRecord,
+    SumsByName,
 )
 from paceline.plan.trials.trial import ResumePart
 from paceline.train.rank.script.batches import checksums
@@ -75,7 +75,7 @@ class ResumeRecorder:
         self._has_loader = False
         self._samples: list[str] | None = None
         self._losses: list[float] = []
-        self._buffers: Sketches | None = None
+        self._buffers: SumsByName | None = None
         self._scalers: list[torch.amp.GradScaler] = []
         self._watch = None if part.watched is None else CheckpointWatch(part)
 
@@ -168,7 +168,7 @@ class ResumeRecorder:
     def _whole(self, optimizer: Optimizer, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         return whole_of(named_parameters([optimizer], self._names), self._flat, of)
 
-    def _state(self, optimizer: Optimizer, weights: Sketches) -> StateRecord:
+    def _state(self, optimizer: Optimizer, weights: SumsByName) -> StateRecord:
         return StateRecord(
             weights=weights,
             gradient=_sketches(self._whole(optimizer, gradient_of)),
@@ -177,9 +177,9 @@ class ResumeRecorder:
             buffers=self._buffers or {},
         )
 
-    def _moments(self, optimizer: Optimizer) -> Sketches:
+    def _moments(self, optimizer: Optimizer) -> SumsByName:
         """Return the state of each parameter; of a flat one, the part that this rank has."""
-        found: Sketches = {}
+        found: SumsByName = {}
         for name, parameter in named_parameters([optimizer], self._names).items():
             for key, value in sorted(optimizer.state.get(parameter, {}).items()):
                 if isinstance(value, Tensor):
@@ -188,7 +188,7 @@ class ResumeRecorder:
                     found[f"{name}.{key}"] = (1.0, _finite(float(value)))
         return found
 
-    def _copied(self) -> Sketches:
+    def _copied(self) -> SumsByName:
         """Return the parameters of modules that no optimiser trains, such as averages of weights.
 
         They are looked for once, among all objects: nothing needs to call them.
@@ -298,7 +298,7 @@ class CheckpointWatch:
         return found
 
 
-def sketch(tensor: Tensor) -> Sketch:
+def sketch(tensor: Tensor) -> SignedSums:
     """Return the number of elements, and sums over fixed random signs.
 
     tensor: on the CPU.
@@ -321,11 +321,11 @@ def _signs() -> Tensor:
     return torch.randint(0, 2, (_SIGNS,), generator=generator).double() * 2 - 1
 
 
-def _sketches(tensors: Mapping[str, Tensor]) -> Sketches:
+def _sketches(tensors: Mapping[str, Tensor]) -> SumsByName:
     return {name: sketch(tensor) for name, tensor in tensors.items()}
 
 
-def _total(sketches: Sketches) -> Sketch:
+def _total(sketches: SumsByName) -> SignedSums:
     return tuple(map(sum, zip(*sketches.values(), strict=True)))
 
 

@@ -3,7 +3,7 @@
 All trials run in the user's folder: a copy of it would break relative paths to data beside it, and
 may be large. So a snapshot that one trial writes is found by the next one. Therefore each rank
 records the files and folders that it makes there, and when the trial has ended they are moved into
-its own folder (`runner.trials.made_paths`). What a rank has read before its first step stays: such
+its own folder (`runner.trials.run_trial`). What a rank has read before its first step stays: such
 data are prepared once for all trials.
 
 What stays can still be a snapshot, such as a file of the user that an earlier trial has replaced. A

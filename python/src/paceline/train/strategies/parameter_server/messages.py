@@ -25,8 +25,7 @@ from paceline.collectives.torch_internals import source_rank
 from paceline.measure.records.rows import UpdateRow
 from paceline.plan.trials.trial import Trial
 from paceline.train.strategies.parameter_server.descriptor import ParameterServerOptions
-from paceline.train.strategies.reduction.flat_layout import FlatLayout, ParameterShard
-from paceline.train.strategies.reduction.flat_replica import too_slow
+from paceline.train.strategies.reduction.flat_layout import FlatLayout, ParameterShard, too_slow
 from paceline.train.strategies.reduction.node_shards import OptimizerShard
 from paceline.train.training.state import RankState, SavedState
 from paceline.train.training.task import Task

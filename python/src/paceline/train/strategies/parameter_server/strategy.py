@@ -46,7 +46,7 @@ from paceline.train.strategies.parameter_server.messages import (
     open_group,
     place_of,
 )
-from paceline.train.strategies.reduction.flat_replica import FlatReplica
+from paceline.train.strategies.reduction.flat_layout import FlatReplica
 from paceline.train.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.train.training.optimizers import TaskOptimizer
 from paceline.train.training.passes import run_passes

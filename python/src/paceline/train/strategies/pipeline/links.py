@@ -20,11 +20,12 @@ from paceline.train.strategies.reduction.flat_layout import (
     FlatLayout,
     ParameterShard,
     copy_shards,
+    gradients_of,
     shared_floats,
     touch,
     whole_lines,
 )
-from paceline.train.strategies.reduction.node_shards import OptimizerShard, gradients_of
+from paceline.train.strategies.reduction.node_shards import OptimizerShard
 from paceline.train.strategies.reduction.shared_sums import SharedGradients
 from paceline.train.training.devices import CPU, InputMover, on_cpu
 from paceline.train.training.state import persistent_buffers

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.collectives.device_clock import Mark
 from paceline.collectives.message_schedules import share_bounds
-from paceline.collectives.pass_communication import PassCommunication, Total
+from paceline.collectives.recorder import PassCommunication, Total
 from paceline.plan.trials.trial import Training
 from paceline.train.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.train.strategies.pipeline.descriptor import PipelineSchedule

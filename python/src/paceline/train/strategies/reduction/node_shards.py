@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.collectives.node.shared_node import SharedNode
-from paceline.collectives.pass_communication import PassCommunication, Total, awaiting
+from paceline.collectives.recorder import PassCommunication, Total, awaiting
 from paceline.measure.records.communication import StrategyResult
 from paceline.train.strategies.reduction.factor_exchange import NodeFactors
 from paceline.train.strategies.reduction.flat_layout import (
@@ -191,11 +191,6 @@ class OptimizerShard:
         """Copy the gradients to their places in a flat array of the layout."""
         for shard, gradient in zip(self.parameter_shards, self.gradient_tensors(), strict=True):
             flat[shard.place] = gradient
-
-
-def gradients_of(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
-    """Return the gradients that parameters have, by name."""
-    return {name: p.grad for name, p in parameters if p.grad is not None}
 
 
 def shard_of(layout: FlatLayout, gradients: Mapping[str, Tensor], shard: ParameterShard) -> Tensor:

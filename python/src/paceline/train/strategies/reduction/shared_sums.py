@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.collectives.node.shared_node import SharedNode
-from paceline.collectives.pass_communication import PassCommunication
+from paceline.collectives.recorder import PassCommunication
 from paceline.plan.trials.trial import Trial
 from paceline.train.strategies.reduction.factor_exchange import open_group
 from paceline.train.strategies.reduction.flat_layout import (
