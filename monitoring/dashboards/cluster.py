@@ -215,6 +215,15 @@ _CPUS = Row(
             unit="short",
             steps=((0.1, ORANGE),),
         ),
+        lines(
+            "Threads",
+            "Threads of all processes of each run on a host, and the cores of the host.",
+            Query(total("paceline_run_threads", RUNS, _HOST_RUN), "{{host}}, {{run}}"),
+            Query(gauge("host_cpu_cores"), "cores, {{host}}"),
+            unit="short",
+            width=24,
+            decimals=0,
+        ),
     ),
 )
 

@@ -122,6 +122,7 @@ def test_bytes_sent_are_those_of_the_formulas(sums):
 WAYS = {
     "plain": {},
     "one in flight": {"buckets_in_flight": 1},
+    "gathered": {"bucket_wait_ms": 1.0, "bucket_mb": 0.05},
     **LESS,
     **{
         name: {"averaging": {"period_steps": period, "start_step": start}}
@@ -187,7 +188,7 @@ def weights_of(left):
     )
 
 
-@pytest.mark.parametrize("way", ["plain", "one in flight", *LESS, *LOCAL])
+@pytest.mark.parametrize("way", ["plain", "one in flight", "gathered", *LESS, *LOCAL])
 def test_all_ranks_end_with_the_very_same_weights(trained, way):
     first, *others = trained[way]
     assert all(torch.equal(weights_of(first), weights_of(other)) for other in others)
@@ -196,6 +197,11 @@ def test_all_ranks_end_with_the_very_same_weights(trained, way):
 def test_few_buckets_in_flight_change_nothing(trained):
     plain, limited = trained["plain"][0], trained["one in flight"][0]
     assert torch.equal(weights_of(plain), weights_of(limited))
+
+
+def test_gathered_buckets_change_nothing_but_the_order_of_sums(trained):
+    plain, gathered = trained["plain"][0], trained["gathered"][0]
+    assert relative(weights_of(gathered), weights_of(plain)) < 1e-5
 
 
 @pytest.mark.parametrize("way", LESS)

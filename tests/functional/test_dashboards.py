@@ -252,6 +252,8 @@ def _query(name: str, title: str, legend: str) -> str:
         ("run", "CPU idle", "idle", CPU["idle"] / 2),
         ("run", "IOWait", "IOWait", CPU["iowait"] / 2),
         ("cluster", "Stolen", "{{host}}", CPU["steal"] / 2),
+        ("cluster", "Threads", "{{host}}, {{run}}", 14.0),
+        ("cluster", "Threads", "cores, {{host}}", 2.0),
         ("run", "Sent", "{{device}} of {{host}}", SENT),
         # 0.01 + 0.1 + 0.25 + 0.02 + 0.005 s of rank 0, 0.15 s more of rank 1
         ("run", "Straggler", "rank {{rank}} on {{host}}", [0.385 / 0.535, 0.535 / 0.385]),
@@ -279,6 +281,21 @@ def test_throughput_in_compare_is_that_of_the_steps(api) -> None:
         },
         rel=1e-3,
     )
+
+
+@needs_prometheus
+@pytest.mark.parametrize(
+    ("title", "expected"),
+    [("IOWait", CPU["iowait"] / 2), ("RAM", 9e8), ("CPU idle", CPU["idle"] / 2)],
+)
+def test_bars_by_local_strategy_are_means_of_the_trials(api, title, expected) -> None:
+    answer = api.instant(
+        _query("compare", f"{title} by local strategy", "{{local_strategy}}"), ENDED
+    )
+    found = {each["metric"]["local_strategy"]: float(each["value"][1]) for each in answer}
+    # of three trials of `processes`, one is on two hosts
+    more = 4 / 3 if title == "RAM" else 1
+    assert found == pytest.approx({"sequential": expected, "processes": expected * more}, rel=1e-2)
 
 
 @needs_prometheus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,7 @@ class TrialAnalysis:
     equivalence: Equivalence | None
     samples_per_s: RepeatRate | None
     steps_per_s: RepeatRate | None
+    wholes_per_s: RepeatRate | None  # trainings, each from the launch to the end
     step_median_s: float | None
     step_p95_s: float | None  # 95th percentile
     time_to_first_step_s: float | None
@@ -70,10 +72,11 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
     samples, seconds, counts = steps.rounds(record.trial.round_steps)
     step_s = seconds / counts
     evaluations = read_evaluations(record, steps)
+    phases = trial_phases(record, table)
     return TrialAnalysis(
         record=record,
         steps=steps,
-        phases=trial_phases(record, table),
+        phases=phases,
         usage=host_usage(record, hosts),
         sidecar=sidecar_usage(hosts),
         disturbance=recorded_load(record),
@@ -84,9 +87,19 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
         equivalence=None if baseline is None else equivalence_of(record.files, baseline),
         samples_per_s=repeat_rate(samples, seconds),
         steps_per_s=repeat_rate(counts, seconds),
+        wholes_per_s=None if record.dilation > 1 else _wholes_per_s(phases),
         step_median_s=float(np.median(step_s)) if len(step_s) else None,
         step_p95_s=float(np.quantile(step_s, 0.95)) if len(step_s) else None,
         time_to_first_step_s=first,
         recoveries=recoveries(record, table),
         checkpoint_delay_s=checkpoint_delay_s(record),
     )
+
+
+def _wholes_per_s(phases: Sequence[RankPhases]) -> RepeatRate | None:
+    """Return one over the time from the launch to the end, without the checks after the training,
+    which are no part of it; None if the end is not known."""
+    if not phases:
+        return None
+    whole_s = phases[0].wall_s - (phases[0].other_parts["bookkeeping"] or 0.0)
+    return repeat_rate(np.ones(1), np.array([whole_s])) if whole_s > 0 else None

@@ -191,6 +191,8 @@ def communication_text(trial: Trial) -> str:
     parts = [f"{options.bucket_mb:g} MB buckets"] if trial.reduction.in_buckets else []
     if options.buckets_in_flight is not None:
         parts.append(f"{options.buckets_in_flight} in flight")
+    if options.bucket_wait_ms is not None:
+        parts.append(f"{options.bucket_wait_ms:g} ms wait")
     algorithm = trial.option("algorithm")
     if algorithm is not None:
         parts.append(algorithm)

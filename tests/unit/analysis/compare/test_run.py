@@ -75,6 +75,21 @@ def test_a_row_holds_what_was_put_in(tmp_path: Path) -> None:
     assert row.equivalence.max_abs_weight_diff == 0
 
 
+def test_speedup_from_launch_to_end_counts_start_and_loading_but_not_the_last_checks(
+    tmp_path: Path,
+) -> None:
+    ways = [fabricate.SEQUENTIAL, dataclasses.replace(fabricate.MPI, bookkeeping_s=30.0)]
+    comparison = compare_run(fabricate.make_run(tmp_path, ways))
+    start_s, end_s = 2 + 0.25 + 1 + 0.125, 0.25
+    one, two = 0.5 + start_s + 12 * 0.635 + end_s, 0.8 + start_s + 12 * 0.345 + end_s
+    row, base = _row(comparison, ".mpi."), _row(comparison, "sequential")
+    assert row.speed.wall_speedup.estimate == pytest.approx(one / two, rel=1e-5)
+    assert row.times.wall_s == pytest.approx(two + 30)
+    assert base.speed.wall_speedup.estimate == 1
+    assert row.to_json()["wall_speedup"]["estimate"] == row.speed.wall_speedup.estimate
+    assert "its speedup" in " ".join(render(comparison).split())
+
+
 def test_one_repeat_of_a_seed_shows_the_whole_training(tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     repeats = [files for name, files in run.trials() if ".mpi." in name]

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import sys
+import tempfile
 
 import pytest
 from tests.support.commands import run_command
 
-from paceline.base.host.memory import limited_private_memory, own_memory, permanent_objects
+from paceline.base.host.memory import (
+    drop_cached_pages,
+    limited_private_memory,
+    own_memory,
+    permanent_objects,
+)
 
 MIB = 2**20
 STATUS = """\
@@ -77,3 +84,35 @@ def test_collector_works_again_after_an_error():
     with pytest.raises(ImportError), permanent_objects():
         raise ImportError
     assert gc.isenabled()
+
+
+def cached_bytes(file):
+    """The pages of a file in memory, by a program of util-linux."""
+    found = run_command(["fincore", "--bytes", "--noheadings", "--output", "RES", file], 20)
+    return int(found.stdout)
+
+
+def test_pages_of_a_file_leave_the_memory(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(MIB + 5))
+    if run_command(["stat", "-f", "-c", "%T", tmp_path], 20).stdout.strip() == "tmpfs":
+        pytest.skip("files of a tmpfs are memory")
+    assert cached_bytes(file) > MIB
+    assert drop_cached_pages(file) == 0
+    assert cached_bytes(file) == 0
+    assert len(file.read_bytes()) == MIB + 5
+    assert cached_bytes(file) > MIB
+
+
+def test_pages_that_stay_are_counted():
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(bytes(MIB))
+        file.flush()
+        assert drop_cached_pages(file.name) == MIB
+
+
+def test_empty_file_has_no_pages(tmp_path):
+    (tmp_path / "file").touch()
+    assert drop_cached_pages(tmp_path / "file") == 0
+    with pytest.raises(FileNotFoundError):
+        drop_cached_pages(tmp_path / "none")

@@ -9,7 +9,7 @@ from paceline.plan.spec.rules.trial import reduction_of
 from paceline.plan.trials.planning import plan_trials
 
 SPEC = spec_text('launcher = "mpi"', tables='[network]; interface = "eth0"')
-KEYS = ("bucket_mb", "buckets_in_flight")
+KEYS = ("bucket_mb", "buckets_in_flight", "bucket_wait_ms")
 
 
 def parsed(**values):
@@ -79,6 +79,27 @@ def test_reduction_is_not_known_before_a_search_and_with_counts_that_cannot_be()
 )
 def test_key_about_buckets_is_kept_where_ranks_reduce_in_buckets(key, where):
     assert trial_of(**{key: 2}, **where).option(key) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"buckets_in_flight": 2}, "expected no buckets_in_flight"),
+        ({"compression": "bf16"}, "expected no compression"),
+        ({"transport": "nccl", "device": "cuda", "threads_per_rank": 1}, 'device = "cpu"'),
+    ],
+)
+def test_wait_is_refused_beside_what_excludes_it(said, reason):
+    where = {"local_strategy": "processes", "transport": "mpi", "ranks_per_node": 2, **said}
+    with pytest.raises(UsageError, match=f"bucket_wait_ms: {reason}"):
+        parsed(bucket_wait_ms=2, **where)
+
+
+def test_wait_is_a_part_of_the_name():
+    trial = trial_of(local_strategy="processes", transport="mpi", bucket_wait_ms=3)
+    assert trial.configuration.endswith(".w3")
+    assert "3 ms wait" in trial.labels
+    assert trial.is_exact
 
 
 def test_buckets_are_of_25_mb_where_nothing_is_said():

@@ -131,6 +131,14 @@ def test_every_fault_is_reported_at_once():
             GOOD.replace("[[trials]]", 'held_out_data = "e"\n[[trials]]', 1),
             "held_out_data needs data to train on",
         ),
+        (
+            GOOD.replace('name = "tiny"', 'name = "deeplab"') + '[training]\nreading = "cold"\n',
+            'reading = "cold" expected a data set in a folder, got samples that the task makes',
+        ),
+        (
+            GOOD.replace("[[trials]]", 'data = "s3://b/d"\nreading = "cold"\n[[trials]]', 1),
+            'reading = "cold" expected a data set in a folder, got s3://b/d; use "stream"',
+        ),
         (GOOD + "[failures]\nmean_s = 5\n", "expected restarts >= 1, got restarts = 0"),
         (GOOD + "[telemetry]\ntls_key = 'k'\n", "tls_certificate and tls_key go together"),
         (GOOD + "[telemetry]\ntls_client_ca = 'c'\n", "needs tls_certificate and tls_key"),

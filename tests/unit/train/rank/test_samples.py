@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.thread_ranks import ThreadNode
 
-from paceline.base.errors import DataError, UsageError
+from paceline.base.errors import DataError, EnvironmentLacks, UsageError
 from paceline.collectives.node.memory import SoloNode
 from paceline.plan.trials.trial import Evaluation
+from paceline.train.data import dataset as dataset_module
 from paceline.train.data.dataset import order_of
 from paceline.train.data.register import register
 from paceline.train.rank.samples import open_samples
@@ -126,6 +132,38 @@ def test_a_task_without_samples_is_refused(training_of, tmp_path):
         open_samples(trial.training, tmp_path, SoloNode()),
     ):
         pass
+
+
+def test_first_rank_of_a_node_drops_the_files_before_any_rank_reads(
+    training_of, tmp_path, monkeypatch
+):
+    dropped, read = [], []
+    monkeypatch.setattr(dataset_module, "drop_cached_pages", lambda file: dropped.append(file) or 0)
+    trial = training_of("Own", reading="cold")
+    node = ThreadNode(2)
+
+    def read_as(rank):
+        with open_samples(trial.training, tmp_path, node.of(rank)) as samples:
+            read.append(len(dropped))
+            with samples.feed(trial, rank=rank, world_size=2) as feed:
+                return np.concatenate([batch.sample_ids for batch in feed])
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(read_as, range(2)))
+    assert dropped == [tmp_path / "set" / "a.parquet"]
+    assert read == [1, 1]
+    assert sorted(np.concatenate(found).tolist()) == list(range(ROWS))
+
+
+def test_files_that_are_in_memory_only_cannot_be_read_cold(training_of, tmp_path):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        place = write_set(Path(folder, "set"), 500)
+        trial = training_of("Own", reading="cold", dataset=str(place))
+        with (
+            pytest.raises(EnvironmentLacks, match=r"bytes stay; move the data set to a disk"),
+            open_samples(trial.training, tmp_path, SoloNode()),
+        ):
+            pass
 
 
 @pytest.mark.parametrize("reading", ["memory", "stream"])

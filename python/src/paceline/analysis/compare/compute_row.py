@@ -52,6 +52,7 @@ class Measured:
 
     speeds: RunRates  # samples per second
     steps: RunRates  # steps per second
+    wholes: RunRates  # trainings per second, each from the launch to the end
     baseline: Trial | None  # a trial of the configuration that speedups are relative to
     to_target: Ranking | None = None
     counts_samples: bool = True  # False: speeds are steps per second, too
@@ -157,6 +158,7 @@ def _speed(configuration: str, trials: Sequence[TrialAnalysis], measured: Measur
         step_median_s=median_of(t.step_median_s for t in trials),
         step_p95_s=median_of(t.step_p95_s for t in trials),
         speedup=speedup,
+        wall_speedup=speedup_of(configuration, base, measured.wholes),
         efficiency=efficiency,
         samples=_steady_samples(trials) if samples_known else None,
         repeat_speeds=tuple(_repeat_speeds(configuration, measured.speeds, samples_known)),

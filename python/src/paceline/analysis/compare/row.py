@@ -178,6 +178,7 @@ class RowSpeed:
     step_median_s: float | None = None  # over the steps of a repeat
     step_p95_s: float | None = None  # 95th percentile over the steps of a repeat
     speedup: Interval | None = None  # over the baseline of the workload
+    wall_speedup: Interval | None = None  # from the launch to the end, without the last checks
     efficiency: Interval | None = None  # per core, over a baseline of the same precision
     samples: int | None = None  # of the steady steps, all repeats
     repeat_speeds: tuple[RepeatSpeed, ...] = ()

@@ -351,6 +351,7 @@ class _Workload:
         measured = Measured(
             speeds=self._speeds,
             steps=rates_of(self.trials, lambda trial: trial.steps_per_s),
+            wholes=rates_of(self.trials, lambda trial: trial.wholes_per_s),
             baseline=None if self.baseline is None else self.trials[self.baseline][0].record.trial,
             to_target=by_target,
             counts_samples=counts_samples(self.trials),

@@ -1,12 +1,16 @@
-"""Memory of this process as the kernel counts it, and objects that Python keeps until its end.
+"""Memory of this process as the kernel counts it, objects that Python keeps until its end, and
+pages of files that the kernel keeps.
 
 Sources: proc(5) for VmHWM, RssFile and RssShmem in /proc/PID/status and for smaps_rollup;
-setrlimit(2) for RLIMIT_DATA.
+setrlimit(2) for RLIMIT_DATA; posix_fadvise(2) and mincore(2) for pages of files.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
+import os
 import resource
 import threading
 from collections.abc import Iterator
@@ -83,6 +87,34 @@ def _threads_start_without(lowest: int, soft: int, hard: int) -> Iterator[None]:
         yield
     finally:
         threading.Thread.start = start  # type: ignore[method-assign]
+
+
+def drop_cached_pages(file: Path) -> int:
+    """Let the kernel forget the pages of a file, so that they are read from the disk again.
+
+    Return the bytes that stay in memory, as on tmpfs or where a process has mapped them; 0 if the
+    kernel does not say it, because the file belongs to others. Raises OSError.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)  # pages that are not written yet stay
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        size = os.fstat(descriptor).st_size
+        if not size or not os.access(file, os.W_OK):
+            return 0
+        with mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY) as pages:
+            states = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+            first = ctypes.c_char.from_buffer(pages)
+            failed = ctypes.CDLL(None, use_errno=True).mincore(
+                ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), states
+            )
+            del first  # else the pages cannot be unmapped
+        if failed:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(file))
+        return mmap.PAGESIZE * sum(state & 1 for state in states)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -78,6 +78,7 @@ class StrategyResult(TypedDict, total=False):
     # sums of gradients
     bucket_bytes: list[int]
     buckets_in_flight: int  # at most
+    bucket_wait_ms: float
     compression: CompressionResult
     sufficient_factors: FactorResult
     shard_bytes: list[int]  # by rank

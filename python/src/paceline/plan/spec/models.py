@@ -186,6 +186,7 @@ class TuneSettings(SpecTable):
     buckets_in_flight: (
         Annotated[tuple[PositiveInt | Literal["unbounded"], ...], FROM_LIST] | None
     ) = None
+    bucket_waits_ms: Annotated[tuple[PositiveFloat, ...], FROM_LIST] | None = None
     algorithms: Annotated[tuple[str, ...], FROM_LIST] | None = None  # of transport mpi
     compressions: Annotated[tuple[str, ...], FROM_LIST] = ()  # they change the result
     # of mpirun, each entry tried as a whole

@@ -34,7 +34,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 BatchNorm = Literal["global", "per-replica"]
-ReadingMode = Literal["memory", "stream"]
+ReadingMode = Literal["memory", "stream", "cold"]
 BEST = "best"  # a local strategy that a search has to find first
 # The trial that every speedup is relative to: one process, one thread, no launcher.
 BASELINE = {"launcher": "local", "local_strategy": "sequential"}

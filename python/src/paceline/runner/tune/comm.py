@@ -33,6 +33,7 @@ Options = Callable[[TrialRequest, Trial, TuneSettings], list[Keys]]
 
 BUCKETS_MB: tuple[float | Literal["model"], ...] = (1.0, 5.0, 25.0, 50.0, 100.0, "model")
 BUCKETS_IN_FLIGHT: tuple[int | Literal["unbounded"], ...] = (1, 2, 4, "unbounded")
+BUCKET_WAITS_MS: tuple[float, ...] = (1.0, 5.0)  # Horovod's cycle time is 1 ms, and was 5 ms
 ALGORITHMS: tuple[Algorithm, ...] = (
     "auto", "native", "ring", "recursive-doubling", "rabenseifner", "hierarchical",
 )  # fmt: skip
@@ -118,6 +119,7 @@ def communication_of(trial: Trial) -> Keys:
     return {
         "bucket_mb": None if options.bucket_mb == DEFAULT_BUCKET_MB else options.bucket_mb,
         "buckets_in_flight": options.buckets_in_flight,
+        "bucket_wait_ms": options.bucket_wait_ms,
         "algorithm": None if algorithm == "auto" else algorithm,
         "mpi_parameters": trial.option("parameters") or None,
         "compression": None if compression is None else compression.method,
@@ -129,33 +131,66 @@ def bucket_choices(request: TrialRequest, trial: Trial, settings: TuneSettings) 
     """Return combinations of bucket size and number in flight that can differ."""
     if not in_buckets(request):
         return []
-    model_mb = task_facts(trial.training).parameter_bytes / 2**20
-    whole_mb = float(math.ceil(model_mb))
-    sizes = BUCKETS_MB if settings.buckets_mb is None else settings.buckets_mb
+    model_mb = _model_mb(trial)
     counts = BUCKETS_IN_FLIGHT if settings.buckets_in_flight is None else settings.buckets_in_flight
-    options = gradient_options_of(trial)
-    if given(request, "bucket_mb") is not None or not sizes:
-        sizes = (options.bucket_mb,)
     if given(request, "buckets_in_flight") is not None or not counts:
-        counts = (options.buckets_in_flight or "unbounded",)
+        counts = (gradient_options_of(trial).buckets_in_flight or "unbounded",)
+    if given(request, "bucket_wait_ms") is not None:
+        counts = ("unbounded",)
     found: list[Keys] = []
-    for size, count in product(sizes, counts):
-        size_mb = whole_mb if size == "model" else size
+    for size_mb, count in product(_bucket_sizes(request, trial, settings), counts):
         # a bucket is closed when it has reached its size, which bounds the number of buckets
         most_buckets = 1 if size_mb >= model_mb else math.floor(model_mb / size_mb) + 1
-        if size_mb >= model_mb:  # keep the present size if it holds the whole model
-            size_mb = options.bucket_mb if options.bucket_mb >= model_mb else whole_mb
         in_flight = None if count == "unbounded" or count >= most_buckets else count
-        choice = {"bucket_mb": size_mb, "buckets_in_flight": in_flight}
-        found.append({key: choice[key] for key in choice if given(request, key) is None})
+        found.append({"bucket_mb": size_mb, "buckets_in_flight": in_flight})
+    return _different(found, request)
+
+
+def _bucket_sizes(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[float]:
+    """Return the sizes to try, in MB; of those that hold the whole model one."""
+    present, model_mb = gradient_options_of(trial).bucket_mb, _model_mb(trial)
+    sizes = BUCKETS_MB if settings.buckets_mb is None else settings.buckets_mb
+    if given(request, "bucket_mb") is not None or not sizes:
+        return [present]
+    # keep the present size if it holds the whole model
+    whole_mb = present if present >= model_mb else float(math.ceil(model_mb))
+    found = [whole_mb if size == "model" or size >= model_mb else size for size in sizes]
+    return list(dict.fromkeys(found))
+
+
+def _model_mb(trial: Trial) -> float:
+    return task_facts(trial.training).parameter_bytes / 2**20
+
+
+def _different(choices: list[Keys], request: TrialRequest) -> list[Keys]:
+    """Return each choice once, without the keys that a trial sets itself."""
+    found = [{k: v for k, v in each.items() if given(request, k) is None} for each in choices]
     return [choice for number, choice in enumerate(found) if choice not in found[:number]]
+
+
+def wait_choices(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[Keys]:
+    """Return combinations of a wait before each message and the largest size of a message."""
+    excluding = ("bucket_wait_ms", "buckets_in_flight", "compression")
+    is_given = any(given(request, key) is not None for key in excluding)
+    if is_given or not in_buckets(request) or request.device != "cpu":
+        return []
+    waits = BUCKET_WAITS_MS if settings.bucket_waits_ms is None else settings.bucket_waits_ms
+    sizes = _bucket_sizes(request, trial, settings)
+    found: list[Keys] = [
+        {"bucket_mb": size, "bucket_wait_ms": wait, "buckets_in_flight": None}
+        for size, wait in product(sizes, waits)
+    ]
+    return _different(found, request)
 
 
 def compression_choices(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[Keys]:
     del trial  # all rounds may compress
-    if not compresses(request) or given(request, "compression") is not None:
+    if not compresses(request):
         return []
-    return [{"compression": method} for method in settings.compressions]
+    if any(given(request, key) is not None for key in ("compression", "bucket_wait_ms")):
+        return []
+    alone = {"bucket_wait_ms": None} if in_buckets(request) else {}
+    return [{"compression": method, **alone} for method in settings.compressions]
 
 
 def algorithm_choices(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[Keys]:
@@ -245,6 +280,7 @@ COMM_SEARCH = SearchMethod(
     compares_targets=False,
     rounds={
         "buckets": _round(bucket_choices),
+        "waits": _round(wait_choices),
         "compression": _round(compression_choices),
         "algorithm": _round(algorithm_choices),
         "parameters": _round(parameter_choices),

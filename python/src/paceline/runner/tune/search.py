@@ -266,6 +266,16 @@ SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A candidate that was tried: its speed in each repeat, or why it has none."""
+
+    configuration: str
+    options: Mapping[str, Any]  # of strategy, transport and launcher
+    samples_per_s: Mapping[int, float]  # by repeat
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetResult:
     """Result for one target. None means that it could not be measured."""
 
@@ -282,6 +292,7 @@ class TargetResult:
     repeats: tuple[int, ...] = ()  # repeats of both default and fastest, used to compare them
     is_faster: bool = False  # the fastest is separated from the default
     near_best: bool = False  # not separated from the fastest target of the workload
+    points: tuple[Point, ...] = ()  # all candidates, in the order of the rounds
 
     @property
     def keeps_default(self) -> bool:
@@ -314,6 +325,7 @@ class TargetResult:
             "left_out": jsonable(self.left_out),
             "failures": dict(self.failures),
             "cut_short": self.cut_short,
+            "points": jsonable(self.points),
         }
 
 
@@ -423,7 +435,7 @@ def _finding(
     ours = [bracket for bracket in brackets if bracket.target == target]
     winners = [bracket.best for bracket in ours if bracket.best is not None]
     fastest = winners[-1] if winners else None
-    configurations = {name for bracket in ours for name in bracket.candidates}
+    candidates = {name: trial for bracket in ours for name, trial in bracket.candidates.items()}
     names = configuration_of(fastest) or "", configuration_of(default) or ""
     ratio = None if names[0] == names[1] else rates.ratio(*names)
     repeats = [set(rates.repeats.get(name, {})) for name in names]
@@ -435,9 +447,23 @@ def _finding(
         fastest_samples_per_s=rates.rate(names[0]),
         ratio=ratio,
         is_faster=ratio is not None and rates.is_faster(*names),
-        candidates=len(configurations),
+        candidates=len(candidates),
         left_out=space.left_out,
-        failures={n: r for n, r in measured.failures.items() if n in configurations},
+        failures={n: r for n, r in measured.failures.items() if n in candidates},
         cut_short=any(bracket.cut_short for bracket in ours),
         repeats=tuple(sorted(repeats[0] & repeats[1])),
+        points=tuple(_point(trial, measured) for trial in candidates.values()),
+    )
+
+
+def _point(trial: Trial, measured: Measurements) -> Point:
+    options: dict[str, Any] = {}
+    for each in trial.options:
+        options |= each.model_dump(mode="json", exclude_none=True)
+    rates = measured.rates.get(trial.configuration, {})
+    return Point(
+        configuration=trial.configuration,
+        options=options,
+        samples_per_s={repeat: found.rate for repeat, found in sorted(rates.items())},
+        failure=measured.failures.get(trial.configuration),
     )

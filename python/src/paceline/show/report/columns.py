@@ -281,6 +281,11 @@ _COLUMNS: tuple[Column[_Line], ...] = (
     Column("cores", lambda line: str(line.row.placement.cores), detail=Detail.PAGE),
     Column("whole\ntrial s", lambda line: number(line.row.times.wall_s), detail=Detail.PAGE),
     Column(
+        "its\nspeedup",
+        lambda line: interval_cell(line.row.speed.wall_speedup),
+        detail=Detail.PAGE,
+    ),
+    Column(
         "CPU\n%",
         _with_peak(lambda use: (use.cpu_percent, use.cpu_percent_peak)),
         detail=Detail.WIDE,

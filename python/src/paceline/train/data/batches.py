@@ -253,7 +253,7 @@ def open_feed(
 
     `memory` decodes every sample that the training uses before it returns, once per node, and
     first checks that they fit. `stream` starts at once and keeps two shuffle windows of samples as
-    they are stored. Both modes give the same samples and the same values.
+    they are stored; so does `cold`. All modes give the same samples and the same values.
     share_of_node: the ranks that share the decoded samples. timeout_s: how long ranks wait for
     each other to decode.
     Raises UsageError for values that cannot work, EnvironmentLacks if the memory is too small,

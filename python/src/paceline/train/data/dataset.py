@@ -18,6 +18,7 @@ from typing import Any
 
 from paceline.base.errors import DataError, EnvironmentLacks, UsageError
 from paceline.base.host.locks import exclusive_lock, own_folder
+from paceline.base.host.memory import drop_cached_pages
 from paceline.collectives.node.memory import NodeShare
 from paceline.measure.records.files import json_object
 from paceline.plan.spec.values import local_path
@@ -34,6 +35,7 @@ _HOW_TO_MAKE = (
 _COPY_S = 1800.0
 _ANSWER_S = 60.0
 _PREFIX = "paceline-data-"
+_KEPT_SHARE = 0.01  # of a data set, that may stay in memory where the rest is dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,26 @@ class Dataset:
             raise self.damaged_file(
                 file,
                 f": expected sha256 {file.sha256}, found {found}: it was changed or damaged",
+            )
+
+    def drop_from_memory(self) -> None:
+        """Drop the files from the page cache, so that they are read from the disk again.
+
+        Raises EnvironmentLacks if they stay there.
+        """
+        kept, size = 0, sum(file.size_bytes for file in self.manifest.files)
+        try:
+            for file in self.manifest.files:
+                kept += drop_cached_pages(Path(self.location.root, file.path))
+        except OSError as error:
+            raise EnvironmentLacks(
+                f'{self.name}: reading = "cold" drops the files from the page cache: {error}'
+            ) from None
+        if kept > _KEPT_SHARE * size:
+            raise EnvironmentLacks(
+                f'{self.name}: reading = "cold" expected files that leave the page cache, but '
+                f"{kept} of {size} bytes stay; move the data set to a disk (tmpfs is memory), and "
+                "end what else reads it"
             )
 
     def damaged(self, index: int, what: str) -> DataError:

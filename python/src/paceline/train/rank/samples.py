@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.base.errors import DataError, UsageError
-from paceline.collectives.node.memory import NodeShare
+from paceline.collectives.node.memory import NodeShare, of_first
 from paceline.plan.trials.sample_order import SampleOrder, sample_order_of
 from paceline.plan.trials.trial import Training, Trial
 from paceline.train.data.batches import Feed, FeedOptions, Source, open_feed
@@ -17,6 +17,8 @@ from paceline.train.data.items import ItemSource, virtual_row_groups
 from paceline.train.data.row_groups import ParquetSource
 from paceline.train.training.task import Task
 from paceline.train.workloads.build import informed, task_of
+
+_DROP_S = 300.0  # for the first rank of a node to drop a data set from memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,10 @@ def open_samples(
         return
     check_files = share_of_node.local_rank == 0
     dataset = open_dataset(training.dataset, check_files=check_files)
+    if training.reading == "cold":
+        if check_files:
+            dataset.drop_from_memory()
+        of_first(share_of_node, "dropped", _DROP_S, "cold")  # the others read after that
     order = sample_order_of(training, dataset.row_group_rows)
     task = task_of(training, classes=0, steps=order.steps, folder=folder)
     classes = dataset.field(task.target_field).classes or 0

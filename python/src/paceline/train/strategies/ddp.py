@@ -62,6 +62,7 @@ from paceline.train.transports.bucket_sums import create_sum
 
 # Where the large gradients are not sent, smaller buckets begin earlier and keep the link busy.
 _REST_BUCKET_MB = 2.0
+_ONE_GRADIENT_MB = 2.0**-20  # of a bucket that one gradient fills
 
 
 class DdpStrategy(LocalStrategy):
@@ -122,7 +123,9 @@ class DdpStrategy(LocalStrategy):
 
     def _wrap(self, model: nn.Module, elsewhere: frozenset[str]) -> None:
         """Wrap the model in DDP. elsewhere: parameters whose gradients others compute."""
-        trial, bucket_mb = self._trial, gradient_options_of(self._trial).bucket_mb
+        trial, options = self._trial, gradient_options_of(self._trial)
+        # those that are gathered during a wait are formed again in each step
+        bucket_mb = options.bucket_mb if options.bucket_wait_ms is None else _ONE_GRADIENT_MB
         self._buckets = Buckets(self._stopwatch, create_sum(trial), defers=bool(elsewhere))
         if elsewhere:
             bucket_mb = min(bucket_mb, _REST_BUCKET_MB)

@@ -26,6 +26,7 @@ class GradientKeys(KeyModel):
 
     bucket_mb: PositiveFloat | None = None  # gradients in one message
     buckets_in_flight: PositiveInt | None = None
+    bucket_wait_ms: PositiveFloat | None = None  # in which gradients gather for one message
     compression: str | None = None
     sufficient_factors: FactorSetting | None = None
 
@@ -46,6 +47,7 @@ class GradientOptions(OptionModel):
 
     bucket_mb: float = DEFAULT_BUCKET_MB
     buckets_in_flight: int | None = Field(default=None, ge=1)  # None: as they become ready
+    bucket_wait_ms: float | None = Field(default=None, gt=0)  # None: buckets are fixed
     compression: CompressionSettings | None = None
     sufficient_factors: FactorSetting = "auto"
 
@@ -63,6 +65,8 @@ class GradientOptions(OptionModel):
             yield f"b{self.bucket_mb:g}"
         if self.buckets_in_flight is not None:
             yield f"f{self.buckets_in_flight}"
+        if self.bucket_wait_ms is not None:
+            yield f"w{self.bucket_wait_ms:g}"
         if self.compression is not None:  # not `bf16` alone, which is a precision
             yield "send-" + str(self.compression).replace(" ", "")
         if self.sufficient_factors != "auto":
@@ -73,6 +77,8 @@ class GradientOptions(OptionModel):
             yield f"{self.bucket_mb:g} MB buckets"
         if self.buckets_in_flight is not None:
             yield f"{self.buckets_in_flight} in flight"
+        if self.bucket_wait_ms is not None:
+            yield f"{self.bucket_wait_ms:g} ms wait"
         if self.compression is not None:
             yield f"send {self.compression}"
         if self.sufficient_factors != "auto":
@@ -96,13 +102,14 @@ class GradientTransport(TransportDescriptor):
     def key_faults(self, request: TrialRequest) -> Iterator[str]:
         reduction, keys = reduction_of(request), request.keys(GradientKeys)
         if reduction is None or not reduction.in_buckets:
-            for key in ("bucket_mb", "buckets_in_flight"):
+            for key in ("bucket_mb", "buckets_in_flight", "bucket_wait_ms"):
                 if getattr(keys, key) is not None:
                     yield (
                         f"{key}: has no meaning where gradients are not reduced bucket by bucket; "
                         'remove it, or use local_strategy = "processes" (on several nodes with '
                         'reduction = "flat")'
                     )
+        yield from _wait_faults(request, keys)
         sends_weights = reduction is not None and reduction.averages_weights
         if keys.compression is not None and sends_weights:
             yield (
@@ -114,6 +121,17 @@ class GradientTransport(TransportDescriptor):
 
     def options(self, request: TrialRequest) -> GradientOptions:
         return GradientOptions(**planned_options(request))
+
+
+def _wait_faults(request: TrialRequest, keys: GradientKeys) -> Iterator[str]:
+    """Yield what contradicts a wait before each reduction."""
+    if keys.bucket_wait_ms is None:
+        return
+    for key in ("buckets_in_flight", "compression"):
+        if getattr(keys, key) is not None:
+            yield f"bucket_wait_ms: expected no {key}, got both; use one of the two"
+    if request.device == "cuda":
+        yield 'bucket_wait_ms: expected device = "cpu", got "cuda"; remove it'
 
 
 def _factor_faults(
@@ -150,6 +168,7 @@ def planned_options(request: TrialRequest) -> dict[str, Any]:
     return {
         "bucket_mb": keys.bucket_mb or DEFAULT_BUCKET_MB,
         "buckets_in_flight": keys.buckets_in_flight,
+        "bucket_wait_ms": keys.bucket_wait_ms,
         "compression": compression,
         "sufficient_factors": keys.sufficient_factors or "auto",
     }

@@ -6,10 +6,13 @@ Gradients are summed, never averaged: each rank's gradients are already its part
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -224,7 +227,7 @@ class Residuals:
         return flat
 
 
-# Sums of buckets: uncompressed, compressed beside the backward pass, and limited in number
+# Sums of buckets: uncompressed, limited in number, gathered during a wait, and compressed
 #
 # `create_sum` returns the one that a trial asks for.
 
@@ -319,6 +322,122 @@ _CLOSE_LIMIT_S = 10.0
 _ABORT_LIMIT_S = 0.5
 
 
+class GatheredSum:
+    """Sums the buckets that have become ready during a wait as one message.
+
+    This is how Horovod sums tensors (Sergeev, Del Balso, arXiv:1802.05799): its cycle time is the
+    wait, and its fusion threshold the largest message. After each wait the ranks agree how many
+    buckets are ready on all of them. A thread does that, with a process group of its own, because
+    it sends at other times than the rest of the rank.
+
+    wait_s: before each message. most_bytes: of a message, unless a bucket is larger. limit_s: of a
+    collective, enforced by the transport; after twice that time the thread gives up by itself.
+    """
+
+    def __init__(self, wait_s: float, most_bytes: float, limit_s: float) -> None:
+        """Open the process group of all ranks; collective."""
+        self._wait_s, self._most_bytes = wait_s, most_bytes
+        self._group = dist.new_group(timeout=timedelta(seconds=limit_s))
+        self._meter = Meter(dist.get_world_size(self._group))
+        self._thread = ProgressThread("gathered", dist.get_rank(), 2 * limit_s, "gradients")
+        self._lock = threading.Lock()  # of the following
+        self._ready: deque[tuple[Bucket, torch.futures.Future[Any]]] = deque()
+        self._summed = 0  # buckets of this step
+        self._failure: Exception | None = None
+        self._memory = torch.empty(0)  # of a message with several buckets
+        self._sizes_bytes: list[int] = []  # of the messages of the last step
+        self._current: list[int] = []
+
+    def start(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
+        summed: torch.futures.Future[Any] = torch.futures.Future()
+        chained: torch.futures.Future[Tensor] = summed.then(lambda future: future.value())
+        with self._lock:
+            failure = self._failure
+            is_first = not self._summed and not self._ready
+            if failure is None:
+                self._ready.append((bucket, summed))
+        if failure is not None:
+            summed.set_exception(failure)
+        elif is_first:
+            self._begin_round()
+        return chained
+
+    def describe(self) -> StrategyResult:
+        settings: StrategyResult = {
+            "bucket_bytes": self._sizes_bytes,
+            "bucket_wait_ms": 1000 * self._wait_s,
+        }
+        return {**self._meter.describe(), **settings}
+
+    def close(self, *, failed: bool) -> None:
+        self._thread.close(_ABORT_LIMIT_S if failed else _CLOSE_LIMIT_S)
+
+    def _begin_round(self) -> None:
+        work = self._thread.submit("sum", self._round, [])
+        work.get_future().then(self._round_ended)
+
+    def _round_ended(self, ended: torch.futures.Future[Any]) -> None:
+        """Pass an error on to all sums that wait, and to later ones."""
+        try:
+            ended.value()
+        except Exception as error:  # noqa: BLE001  (raised where a sum is waited for)
+            with self._lock:
+                self._failure, waiting = error, list(self._ready)
+                self._ready.clear()
+            for _, summed in waiting:
+                summed.set_exception(error)
+
+    def _round(self) -> None:
+        """Wait, then sum what is ready on all ranks; begin another round if the step goes on."""
+        time.sleep(self._wait_s)
+        with self._lock:
+            count = torch.tensor([self._summed + len(self._ready)])
+        dist.all_reduce(count, dist.ReduceOp.MIN, group=self._group)
+        with self._lock:
+            buckets = [bucket for bucket, _ in self._ready][: int(count) - self._summed]
+        while buckets:
+            message = self._fitting(buckets)
+            self._sum(message)
+            del buckets[: len(message)]
+            if self._end(message):
+                return
+        self._begin_round()
+
+    def _fitting(self, buckets: Sequence[Bucket]) -> list[Bucket]:
+        """Return the first buckets, at least one, that fit into a message."""
+        ends = np.cumsum([bucket.buffer().nbytes for bucket in buckets])
+        return list(buckets[: max(1, int((ends <= self._most_bytes).sum()))])
+
+    def _sum(self, buckets: Sequence[Bucket]) -> None:
+        with torch.no_grad():
+            own = [bucket.buffer() for bucket in buckets]
+            sizes = [buffer.numel() for buffer in own]
+            if len(self._memory) < sum(sizes):
+                self._memory = own[0].new_empty(sum(sizes))
+            message = own[0] if len(own) == 1 else self._memory[: sum(sizes)]
+            if len(own) > 1:
+                torch.cat(own, out=message)
+            dist.all_reduce(message, group=self._group)
+            if len(own) > 1:
+                for buffer, part in zip(own, message.split(sizes), strict=True):
+                    buffer.copy_(part)
+            self._current.append(message.nbytes)
+
+    def _end(self, buckets: Sequence[Bucket]) -> bool:
+        """End the sums of the oldest buckets; return whether they were the last of the step."""
+        is_last = buckets[-1].is_last()
+        for bucket in buckets:
+            self._meter.count(bucket)
+        if is_last:
+            self._sizes_bytes, self._current = self._current, []
+        with self._lock:
+            ended = [self._ready.popleft() for _ in buckets]
+            self._summed = 0 if is_last else self._summed + len(buckets)
+        for bucket, summed in ended:
+            summed.set_result(bucket.buffer())
+        return is_last
+
+
 class CompressedSum:
     """Sums buckets with a compressor, one after the other in a thread of its own.
 
@@ -381,6 +500,9 @@ def create_sum(trial: Trial, group: dist.ProcessGroup | None = None) -> Gradient
     """Return the sum over the ranks of `group`, or over all; the process group must be open."""
     options = gradient_options_of(trial)
     found: GradientSum
+    if options.bucket_wait_ms is not None:
+        wait_s, most_bytes = options.bucket_wait_ms / 1000, options.bucket_mb * 2**20
+        return GatheredSum(wait_s, most_bytes, trial.limits.collective_s)
     if options.compression is None:
         found = PlainSum(group)
     else:

@@ -46,6 +46,7 @@ def test_lists_of_what_is_tried_are_read():
     tune = """
 buckets_mb = [1, 2.5, "model"]
 buckets_in_flight = [2, "unbounded"]
+bucket_waits_ms = [1, 3.5]
 algorithms = ["ring"]
 compressions = ["bf16", "topk"]
 mpi_parameters = [{btl_tcp_sndbuf = "1048576", btl_tcp_rcvbuf = "1048576"}, {smsc = "^cma"}]
@@ -53,6 +54,7 @@ mpi_parameters = [{btl_tcp_sndbuf = "1048576", btl_tcp_rcvbuf = "1048576"}, {sms
     found = parse_spec(SPEC + SENDS + "[tune]" + tune, "mine.toml").tune
     assert found.buckets_mb == (1, 2.5, "model")
     assert found.buckets_in_flight == (2, "unbounded")
+    assert found.bucket_waits_ms == (1, 3.5)
     assert found.algorithms == ("ring",)
     assert found.compressions == ("bf16", "topk")
     assert found.mpi_parameters == (
@@ -67,6 +69,7 @@ mpi_parameters = [{btl_tcp_sndbuf = "1048576", btl_tcp_rcvbuf = "1048576"}, {sms
         ("buckets_mb = [0]", "tune.buckets_mb[1]: input should be greater than 0"),
         ('buckets_mb = ["whole"]', "tune.buckets_mb[1]: "),
         ("buckets_in_flight = [1, 0]", "tune.buckets_in_flight[2]: input should be"),
+        ("bucket_waits_ms = [0]", "tune.bucket_waits_ms[1]: input should be greater than 0"),
         ('algorithms = ["rings"]', "tune.algorithms[1]: expected one of"),
         ('compressions = ["zip"]', "tune.compressions[1]: expected one of"),
         ("mpi_parameters = [{}]", "tune.mpi_parameters[1]: "),
@@ -82,6 +85,7 @@ def test_value_that_cannot_be_tried_is_refused_with_its_place(line, place):
     [
         ("buckets_mb = [5]", "bucket_mb"),
         ("buckets_in_flight = [2]", "buckets_in_flight"),
+        ("bucket_waits_ms = [2]", "bucket_wait_ms"),
         ('algorithms = ["ring"]', "algorithm"),
         ('compressions = ["bf16"]', "compression"),
         ('mpi_parameters = [{smsc = "^cma"}]', "mpi_parameters"),

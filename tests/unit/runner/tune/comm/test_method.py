@@ -17,6 +17,7 @@ TUNE = """[tune]
 repeats = 2
 buckets_mb = [5, 25]
 buckets_in_flight = [2, "unbounded"]
+bucket_waits_ms = []
 algorithms = ["auto", "ring", "native"]
 mpi_parameters = [{smsc = "^cma"}, {btl_sm_eager_limit = "32768"}]
 """
@@ -111,7 +112,8 @@ def test_tuned_spec_says_what_won_and_keeps_the_rest(machine):
 def test_tuned_spec_says_a_compression_with_its_settings(machine):
     machine.step_s = lambda trial: 0.4 if trial.option("compression") else 0.7
     tune = (
-        '[tune]\nrepeats = 3\nbuckets_mb = []\nbuckets_in_flight = []\ncompressions = ["powersgd"]'
+        "[tune]\nrepeats = 3\nbuckets_mb = []\nbuckets_in_flight = []\nbucket_waits_ms = []\n"
+        'compressions = ["powersgd"]'
     )
     machine.tune(spec(entry("torchrun", "gloo"), tune=tune))
     tuned = parse_spec((machine.folder / "found/tuned.toml").read_text(), "tuned.toml")
@@ -146,6 +148,27 @@ def test_tuning_json_holds_the_verdict(machine):
     assert told["target"] == "trials[2]"
     assert told["chosen"] == found.of(SECOND).fastest.configuration
     assert told["is_faster"] is True
+
+
+def test_tuning_json_holds_every_point_that_was_tried(machine):
+    machine.step_s = small_buckets_and_ring_are_fast
+    tune = TUNE.replace("bucket_waits_ms = []", "bucket_waits_ms = [2]")
+    found = machine.tune(spec(entry(), tune=tune)).of(SECOND)
+    (told,) = json.loads((machine.folder / "found/tuning.json").read_text())["targets"]
+    points = {point["configuration"]: point for point in told["points"]}
+    assert len(points) == told["candidates"] == 4 + 2 + 2 + 2
+    assert points.keys() == {i.rpartition(".r")[0] for i in machine.ran if ".processes." in i}
+    waits = {
+        (point["options"]["bucket_mb"], point["options"].get("bucket_wait_ms"))
+        for point in points.values()
+    }
+    assert {(5, 2), (25, 2)} <= waits
+    chosen = points[found.chosen.configuration]
+    assert list(chosen["samples_per_s"]) == ["0", "1", "2", "3"]
+    assert chosen["samples_per_s"]["2"] == pytest.approx(
+        found.chosen_samples_per_s.estimate, rel=0.02
+    )
+    assert chosen["failure"] is None
 
 
 def test_search_that_was_killed_anywhere_goes_on_and_repeats_nothing(machine):

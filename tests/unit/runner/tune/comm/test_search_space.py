@@ -62,7 +62,40 @@ def test_key_that_the_trial_says_itself_is_kept():
     assert tried("compression", "compression", tune=tune, values={"compression": '"topk"'}) == []
 
 
+def test_waits_are_tried_with_each_largest_message():
+    found = tried("waits", "bucket_mb", "bucket_wait_ms", "buckets_in_flight")
+    sizes = (1.0, 5.0, 25.0, 50.0, 100.0, 234.0)
+    assert found == [(size, wait, None) for size in sizes for wait in (1.0, 5.0)]
+    tune = 'buckets_mb = [64, "model", 500]\nbucket_waits_ms = [3.5]'
+    found = tried("waits", "bucket_mb", "bucket_wait_ms", tune=tune)
+    assert found == [(64.0, 3.5), (234.0, 3.5)]
+    reached = {"buckets_in_flight": 2, "bucket_mb": 5.0}
+    tune = "buckets_mb = []\nbucket_waits_ms = [2]"
+    found = tried(
+        "waits", "bucket_mb", "bucket_wait_ms", "buckets_in_flight", tune=tune, trial_values=reached
+    )
+    assert found == [(5.0, 2.0, None)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"buckets_in_flight": 2}, {"bucket_wait_ms": 1}, {"compression": '"bf16"'}, MANY],
+)
+def test_no_waits_are_tried_beside_keys_that_exclude_them(values):
+    assert tried("waits", "bucket_wait_ms", values=values) == []
+    assert tried("buckets", "buckets_in_flight", values={"bucket_wait_ms": 1}) == [(None,)] * 6
+
+
+def test_compression_is_tried_without_the_wait_that_was_reached():
+    tune = 'compressions = ["bf16"]'
+    reached = {"bucket_wait_ms": 5.0}
+    keys = ("compression", "bucket_wait_ms")
+    assert tried("compression", *keys, tune=tune, trial_values=reached) == [("bf16", None)]
+    assert tried("compression", *keys, tune=tune, values={"bucket_wait_ms": 5}) == []
+
+
 def test_empty_list_leaves_its_choice_out():
+    assert tried("waits", "bucket_wait_ms", tune="bucket_waits_ms = []") == []
     assert tried("buckets", "bucket_mb", tune="buckets_mb = []\nbuckets_in_flight = [2]") == [
         (25.0,)
     ]

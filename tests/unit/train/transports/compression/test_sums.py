@@ -6,10 +6,12 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from paceline.train.transports.bucket_sums import (
     CompressedSum,
     FlatBucket,
+    GatheredSum,
     InFlight,
     Meter,
     pack,
@@ -101,6 +103,61 @@ def test_limit_describes_itself_and_closes_what_it_limits():
     assert sums.describe() == {"sent_bytes_per_step": 7, "buckets_in_flight": 3}
     sums.close(failed=True)
     assert slow.closed is True
+
+
+@pytest.fixture
+def alone():
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def gathered(alone):
+    sums = GatheredSum(wait_s=0.05, most_bytes=100, limit_s=LIMIT_S)
+    yield sums
+    sums.close(failed=False)
+    assert not [t for t in threading.enumerate() if t.name.startswith("gathered")]
+
+
+def test_buckets_that_are_ready_after_a_wait_are_one_message_up_to_its_size(gathered):
+    sizes = [10, 10, 10, 40, 5, 5]
+    for _ in range(2):  # steps
+        buckets = pack([(size,) for size in sizes], 0, CPU)
+        for number, bucket in enumerate(buckets):
+            bucket.fill([torch.full((sizes[number],), float(number))])
+        futures = [gathered.start(bucket) for bucket in buckets]
+        assert not any(future.done() for future in futures)
+        found = [future.wait() for future in futures]
+        assert [sum_.tolist() for sum_ in found] == [
+            [float(number)] * size for number, size in enumerate(sizes)
+        ]
+        assert all(
+            f.data_ptr() == b.buffer().data_ptr() for f, b in zip(found, buckets, strict=True)
+        )
+        assert gathered.describe()["bucket_bytes"] == [80, 40, 160, 40]
+    assert gathered.describe()["bucket_wait_ms"] == 50
+
+
+def test_buckets_that_come_later_are_a_later_message(gathered):
+    first, last = pack([(1,), (2,)], 0, CPU)
+    assert gathered.start(first).wait().shape == (1,)
+    assert gathered.start(last).wait().shape == (2,)
+    assert gathered.describe()["bucket_bytes"] == [4, 8]
+
+
+def test_failure_of_a_message_is_raised_by_all_that_wait_and_by_later_ones(gathered, monkeypatch):
+    def fail(*_arguments, **_named):
+        raise RuntimeError("no wire")
+
+    monkeypatch.setattr(dist, "all_reduce", fail)
+    first, last = pack([(1,), (2,)], 0, CPU)
+    for future in [gathered.start(first), gathered.start(last)]:
+        with pytest.raises(RuntimeError, match="rank 0: gathered sum failed: no wire"):
+            future.wait()
+    with pytest.raises(RuntimeError, match="no wire"):
+        gathered.start(first).wait()
 
 
 class Doubling:

@@ -29,7 +29,12 @@ from paceline.plan.spec.rules.trial import (
 )
 from paceline.plan.spec.secret_values import holds_secret, unrecorded_settings
 from paceline.plan.spec.sentences import no_such_key, sentences
-from paceline.plan.spec.values import BASELINE, EVALUATION_KEYS, LEARNING_RATE_KEYS
+from paceline.plan.spec.values import (
+    BASELINE,
+    EVALUATION_KEYS,
+    LEARNING_RATE_KEYS,
+    is_remote,
+)
 from paceline.plan.spec.workloads import (
     BatchAxis,
     batch_axis,
@@ -57,6 +62,7 @@ _OWN_VARIABLES = (
 _LISTS = {
     "buckets_mb": "bucket_mb",
     "buckets_in_flight": "buckets_in_flight",
+    "bucket_waits_ms": "bucket_wait_ms",
     "algorithms": "algorithm",
     "compressions": "compression",
     "mpi_parameters": "mpi_parameters",
@@ -220,6 +226,7 @@ def _workload_faults(
     else:
         yield from _step_faults_of_axis(axis, workload, experiment, [trial for _, trial in applied])
     yield from _evaluation_faults(workload, experiment)
+    yield from _reading_faults(workload, experiment)
     yield from _learning_rate_faults(workload, experiment)
 
 
@@ -331,6 +338,17 @@ def _evaluation_faults(workload: WorkloadRequest, experiment: Experiment) -> Ite
             f"workload {workload.name}: expected evaluate_every_steps or evaluate_every_epochs, "
             "got both"
         )
+
+
+def _reading_faults(workload: WorkloadRequest, experiment: Experiment) -> Iterator[str]:
+    """Yield a cold start where there are no files that leave the memory."""
+    if workload.script is not None or first_given("reading", workload, experiment) != "cold":
+        return
+    where = f'workload {workload.name}: reading = "cold" expected a data set in a folder'
+    if not reads_dataset(workload):
+        yield f'{where}, got samples that the task makes; add data, or use "stream"'
+    elif workload.data is not None and is_remote(workload.data):
+        yield f'{where}, got {workload.data}; use "stream" without cache'
 
 
 # --- scripts --------------------------------------------------------------------------------------
