@@ -1,8 +1,7 @@
 """What a finished run shows, for a raw file: the comparison, and what no row of it has.
 
-Every row also has `wall_speedup`: how many times as fast as the baseline a trial was from its
-launch to its end; and `others_percent`: the share of the cores that other processes and machines
-used beside it. Parts that run_all.toml asks for with `show`, of all configurations:
+Every row also has `others_percent`: the share of the cores that other processes and machines used
+beside it. Parts that run_all.toml asks for with `show`, of all configurations:
 
 curves: the metrics of the evaluations by number of steps, in the first repeat
 seeds: the same of all repeats, a list; every row has those of the last evaluation
@@ -44,12 +43,9 @@ Curves = dict[str, dict[str, dict[int, Any]]]
 def document(run: paceline.Run, shown: Sequence[str]) -> dict[str, Any]:
     """Return the comparison of a run, with the parts that are asked for."""
     compared = comparison_document(run.comparison)
-    baselines = {row["workload"]: row["wall_s"] for row in compared["rows"] if row["is_baseline"]}
     loads = loads_percent(run)
     found = {name: SHOWN[name](run) for name in shown}
     for row in compared["rows"]:
-        wall_s, baseline_s = row["wall_s"], baselines.get(row["workload"])
-        row["wall_speedup"] = baseline_s / wall_s if wall_s and baseline_s else None
         row["others_percent"] = loads.get(row["configuration"])
         if "seeds" in found:
             metrics = found["seeds"].get(row["configuration"], {})

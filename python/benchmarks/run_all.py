@@ -13,15 +13,12 @@ lab hosts need root; many_ranks and crossover need SimGrid (apt install python3-
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import subprocess
 import sys
-import threading
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
@@ -29,7 +26,6 @@ from typing import TextIO
 import paceline
 from common import write_results
 from finished_run import document
-from paceline.base.host.machine import default_cache_dir
 from paceline.base.version import __version__
 from paceline.measure.records.files import read_json
 from paceline.train.data.catalogue import ensure_dataset
@@ -57,7 +53,6 @@ class Measurement:
     search: str | None = None  # of `paceline tune`, in place of a run
     lab: str | None = None  # the options of `paceline lab up`, if the experiment runs on lab hosts
     own_hosts: bool = False  # `paceline lab run` makes the hosts; such a run is not resumed
-    cold: bool = False  # keep its data sets out of the page cache
     commands: tuple[str, ...] = ()
 
 
@@ -119,8 +114,7 @@ def measured(each: Measurement, out: Path, raw: Path, work: Path) -> bool:
     with (work / f"{each.file}.log").open("a") as log:
         try:
             if each.experiment is not None:
-                with evicted(default_cache_dir() / "datasets") if each.cold else nullcontext():
-                    measure_experiment(each, out, work, Commands(log, limit_s))
+                measure_experiment(each, out, work, Commands(log, limit_s))
             else:
                 places = {"out": out, "raw": raw, "work": work}
                 places |= {name: dataset(name, work) for name in IMAGES if uses(each, name)}
@@ -191,26 +185,6 @@ def experiment_command(
         command = ["paceline", "lab", "up", *each.lab.split(), "--exec", inside]
         shown = shlex.join(["paceline", "lab", "up", *each.lab.split(), "--exec", shown])
     return command, shown
-
-
-@contextmanager
-def evicted(folder: Path, period_s: float = 0.2) -> Iterator[None]:
-    """Keep the Parquet files below a folder out of the page cache, so that disks are read."""
-    ended = threading.Event()
-
-    def evict() -> None:
-        while not ended.wait(period_s):
-            for path in folder.rglob("*.parquet"):
-                with suppress(FileNotFoundError), path.open("rb") as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    thread = threading.Thread(target=evict)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def dataset(name: str, work: Path) -> Path:
