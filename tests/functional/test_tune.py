@@ -37,7 +37,8 @@ SENDS = 'local_strategy = "processes"; ranks_per_node = 2; oversubscribe = true'
 COMM = search_text(
     f'launcher = "mpi"; transport = "mpi"; {SENDS}',
     f'launcher = "local"; {SENDS}',
-    tune="buckets_mb = [0.05]; buckets_in_flight = []; algorithms = []; mpi_parameters = []",
+    tune="buckets_mb = [0.05]; buckets_in_flight = []; bucket_waits_ms = [1]; algorithms = []; "
+    "mpi_parameters = []",
 )
 
 
@@ -165,7 +166,11 @@ def test_communication_is_searched_for_trials_that_send_within_80_columns(commun
     assert "\ntrials[2]: mpi, mpi, processes, 1 x 2 ranks\n" in table
     assert "\ntrials[3]: left out: all: ranks of one node share its memory" in table
     searched, alone = json.loads((found / "tuning.json").read_text())["targets"]
-    assert (searched["target"], searched["candidates"]) == ("trials[2]", 2)
+    assert (searched["target"], searched["candidates"]) == ("trials[2]", 3)
+    points = {point["configuration"]: point for point in searched["points"]}
+    assert len(points) == 3
+    assert [p["options"].get("bucket_wait_ms") for p in points.values()] == [None, None, 1]
+    assert all(point["samples_per_s"] for point in points.values())
     assert searched["failures"] == {}
     assert alone["candidates"] == 0
 

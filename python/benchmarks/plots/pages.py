@@ -272,6 +272,37 @@ def seeds(panels: Any) -> None:
     panels[0].legend(frameon=False)
 
 
+_SCALES = {"percentunit": (100, "%"), "bytes": (2**-20, "MiB"), "s": (1000, "ms")}  # of panels
+
+
+def dashboard(name: str) -> Any:
+    """Return what draws panels of a dashboard from the answers of a Prometheus."""
+
+    def draw(panels: Any) -> None:
+        every = raw("dashboard_panels")["dashboards"][name]
+        for axes, panel in zip(panels.flat, every, strict=True):
+            scale, unit = _SCALES.get(panel["unit"], (1, ""))
+            series = sorted(panel["series"], key=lambda each: each["legend"])
+            if panel["type"] == "bargauge":
+                legends = [each["legend"].replace(" · ", " ") for each in series]
+                axes.barh(legends, [scale * each["values"][-1][1] for each in series], color=BLUE)
+                axes.invert_yaxis()
+                axes.set_xlabel(unit)
+            else:
+                for each in series:
+                    times = [at for at, _ in each["values"]]
+                    line = [scale * value for _, value in each["values"]]
+                    axes.plot(times, line, linewidth=1, label=each["legend"])
+                axes.set_ylim(0)
+                axes.set_xlabel("seconds")
+                axes.set_ylabel(unit)
+                axes.legend(frameon=False, fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
+            axes.set_title(panel["title"], loc="left", size=9, weight="bold")
+            axes.tick_params(labelsize=7)
+
+    return draw
+
+
 # By the name of the picture: what draws it, its size in inches, and its panels.
 FIGURES: dict[str, tuple[Any, tuple[float, float], dict[str, Any]]] = {
     **{draw.__name__: (draw, (8, 3.4), {}) for draw in (transports, causes, predictions)},
@@ -281,6 +312,9 @@ FIGURES: dict[str, tuple[Any, tuple[float, float], dict[str, Any]]] = {
     "resources": (resources, (10, 4.6), {"nrows": 2, "ncols": 4, "sharex": "col"}),
     "seeds": (seeds, (8, 3.4), {"ncols": 2, "sharey": True}),
     "workload-curves": (workload_curves, (8, 4.6), {"nrows": 2, "ncols": 3}),
+    "dashboard-compare": (dashboard("compare"), (12, 6), {"nrows": 2, "ncols": 3}),
+    "dashboard-run": (dashboard("run"), (12, 6), {"nrows": 2, "ncols": 3}),
+    "dashboard-cluster": (dashboard("cluster"), (12, 3), {"ncols": 3}),
 }
 
 

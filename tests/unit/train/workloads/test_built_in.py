@@ -21,6 +21,7 @@ from paceline.train.workloads.build import build_model, make_task, on_meta_devic
 from paceline.train.workloads.deeplab import moved
 from paceline.train.workloads.east import Boxes
 from paceline.train.workloads.gpt import GPT
+from paceline.train.workloads.resnet import residual_layers
 
 BATCHES = [3]  # samples of the step: two replicas get unequal shares
 GPT_OPTIONS = {"vocabulary": 11, "length": 8, "width": 16, "heads": 2, "blocks": 2}
@@ -160,6 +161,22 @@ def test_scores_of_deeplab_have_the_size_of_the_image(backbone, side):
     task = make_task("deeplab", image_size=side, options={"backbone": backbone})
     model = on_meta_device(task).eval()
     assert model(torch.zeros(2, 3, side, side, device="meta")).shape == (2, 4, side, side)
+
+
+@pytest.mark.parametrize("side", [64, 65])
+def test_dilation_keeps_the_values_of_pretrained_weights(side):
+    plain, atrous = (
+        torch.nn.Sequential(*residual_layers(26, 4, atrous=a).values()) for a in (0, 1)
+    )
+    for norm in plain.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+    atrous.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 3, side, side)
+    with torch.no_grad():
+        coarse, fine = plain.eval()(images), atrous.eval()(images)
+    assert fine.shape[-1] > coarse.shape[-1]
+    torch.testing.assert_close(fine[..., ::2, ::2], coarse, rtol=1e-4, atol=1e-5)
 
 
 def test_fewer_classes_than_synthetic_masks_have_are_refused():

@@ -61,7 +61,8 @@ class Bottleneck(nn.Module):
 def residual_layers(depth: int, width: int, *, atrous: bool = False) -> dict[str, nn.Module]:
     """Return the layers by name, from the images to 8 * width * EXPANSION channels.
 
-    The last feature maps have 1/32 of the images' side; atrous: 1/16, with dilation in layer4.
+    The last feature maps have 1/32 of the images' side. atrous: 1/16, with dilation in layer4 after
+    its first block, so that every second position has the value that it has without.
     """
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
@@ -74,7 +75,7 @@ def residual_layers(depth: int, width: int, *, atrous: bool = False) -> dict[str
         inner = width * 2**number
         dilation = 2 if atrous and number == 3 else 1
         stride = 1 if number == 0 or dilation > 1 else 2
-        first = Bottleneck(inputs, inner, stride, dilation)
+        first = Bottleneck(inputs, inner, stride)
         inputs = inner * EXPANSION
         others = (Bottleneck(inputs, inner, dilation=dilation) for _ in range(blocks - 1))
         layers[f"layer{number + 1}"] = nn.Sequential(first, *others)
