@@ -77,7 +77,7 @@ def test_a_finished_run_is_shown_with_its_load_seeds_traces_and_messages(
         paceline.load(run.root), ["curves", "seeds", "traces", "messages"]
     )
     json.dumps(shown)
-    [metric] = shown["rows"][0]["last"]
+    metric = next(iter(shown["rows"][0]["last"]))
     for row in shown["rows"]:
         curve = shown["seeds"][row["configuration"]][metric]
         assert [len(values) for values in curve.values()] == [2, 2]
