@@ -171,6 +171,9 @@ def selected(spec: Row) -> list[Row]:
     for path, wanted in spec.get("where", {}).items():
         allowed = wanted if isinstance(wanted, list) else [wanted]
         found = [entry for entry in found if at(entry, path) in allowed]
+    if "paper" in spec:
+        of, values = spec["paper"]["of"], spec["paper"]["values"]
+        found = [{**entry, "paper": values.get(str(at(entry, of)))} for entry in found]
     for path in reversed(spec.get("sort", [])):
         found.sort(key=lambda entry: at(entry, path.lstrip("-")), reverse=path.startswith("-"))
     return found

@@ -1,13 +1,13 @@
 """Measure every raw file of the results pages with this version: hours, in as many parts as needed.
 
     python run_all.py --work FOLDER [--raw ../../docs/results/raw] [--only quickstart allreduce]
-        [--minutes 90] [--plan]
+        [--minutes 90] [--plan] [--beside-load]
 
 run_all.toml lists the measurements. One whose raw file is of this version is left out, so the same
 command goes on after an interruption; runs of experiments in FOLDER are completed, not repeated.
 With --minutes, none is started that would probably not end in this time. Nothing else may run on
-the machine. Measurements with lab hosts need root; many_ranks and crossover need SimGrid
-(apt install python3-simgrid).
+the machine; if something does, --beside-load measures no trial again for that. Measurements with
+lab hosts need root; many_ranks and crossover need SimGrid (apt install python3-simgrid).
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
+import paceline
 from common import write_results
+from finished_run import document
 from paceline.base.version import __version__
 from paceline.measure.records.files import read_json
 from paceline.train.data.catalogue import ensure_dataset
@@ -36,12 +38,19 @@ IMAGES = {"alexnet": 6003, "small": 600}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """A raw file, and how it is made: by an experiment with options, or by commands."""
+    """A raw file, and how it is made: by an experiment with options, or by commands.
+
+    An experiment with `runs` runs once for each entry, with its further options, and the raw file
+    has `runs` with the same names.
+    """
 
     file: str
     minutes: float
     experiment: str | None = None
     options: tuple[str, ...] = ()
+    runs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    show: tuple[str, ...] = ()  # parts of finished_run.py
+    search: str | None = None  # of `paceline tune`, in place of a run
     lab: str | None = None  # the options of `paceline lab up`, if the experiment runs on lab hosts
     own_hosts: bool = False  # `paceline lab run` makes the hosts; such a run is not resumed
     commands: tuple[str, ...] = ()
@@ -51,7 +60,8 @@ def main() -> None:
     options = arguments()
     until_s = time.monotonic() + 60 * options.minutes
     failed = []
-    for each in measurements():
+    for declared in measurements():
+        each = beside_load(declared) if options.beside_load else declared
         out = options.raw / f"{each.file}.json"
         if (options.only and each.file not in options.only) or is_of_this_version(out):
             continue
@@ -72,6 +82,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--plan", action="store_true", help="show what is left; measure nothing")
+    parser.add_argument("--beside-load", action="store_true", help="measure no trial again")
     return parser.parse_args()
 
 
@@ -83,6 +94,13 @@ def folder(text: str) -> Path:
 def measurements() -> list[Measurement]:
     found = tomllib.loads((HERE / "run_all.toml").read_text("utf-8"))["measurements"]
     return [Measurement(**each) for each in found]
+
+
+def beside_load(each: Measurement) -> Measurement:
+    """Return an experiment that measures each trial once, also beside other work."""
+    if each.experiment is None or each.search is not None:
+        return each
+    return replace(each, options=(*each.options, "--set", "measure_again=false"))
 
 
 def is_of_this_version(out: Path) -> bool:
@@ -113,7 +131,8 @@ def continued(words: list[str]) -> list[str]:
     """Return the command that completes the run of `paceline run`, if an earlier call began it."""
     run_dir = words[-1]  # the value of --out
     has_begun = words[0] == "paceline" and Path(run_dir).exists()
-    return ["paceline", "run", "--resume", run_dir] if has_begun else words
+    verb = ["tune", words[2]] if words[1] == "tune" else ["run"]
+    return ["paceline", *verb, "--resume", run_dir] if has_begun else words
 
 
 def uses(each: Measurement, name: str) -> bool:
@@ -138,8 +157,24 @@ class Commands:
 
 def measure_experiment(each: Measurement, out: Path, work: Path, commands: Commands) -> None:
     """Run an experiment, or go on with it, and write its comparison."""
-    run_dir = work / each.file
-    words = ["paceline", "run", str(each.experiment), *each.options, "--out", str(run_dir)]
+    found, shown = {}, []
+    for name, options in (each.runs or {"": ()}).items():
+        run_dir = work / (f"{each.file}_{name}" if name else each.file)
+        command, line = experiment_command(each, [*each.options, *options], run_dir)
+        commands.run(command)
+        found[name] = document(paceline.load(run_dir), each.show)
+        shown.append(line)
+    several = {"runs": [{"run": name, **run} for name, run in found.items()]}
+    results = several if each.runs else found[""]
+    write_results(out, each.file, {**results, "command": "; ".join(shown)})
+
+
+def experiment_command(
+    each: Measurement, options: Sequence[str], run_dir: Path
+) -> tuple[list[str], str]:
+    """Return the command of a run, and how it is shown."""
+    verb = ["run"] if each.search is None else ["tune", each.search]
+    words = ["paceline", *verb, str(each.experiment), *options, "--out", str(run_dir)]
     command = continued(words)
     shown = shlex.join(words[:-2])
     if each.own_hosts:
@@ -149,11 +184,7 @@ def measure_experiment(each: Measurement, out: Path, work: Path, commands: Comma
         inside = shlex.join([sys.executable, "-m", "paceline.cli", *command[1:]])
         command = ["paceline", "lab", "up", *each.lab.split(), "--exec", inside]
         shown = shlex.join(["paceline", "lab", "up", *each.lab.split(), "--exec", shown])
-    commands.run(command)
-    compared = run_dir.with_suffix(".comparison.json")
-    with compared.open("w", encoding="utf-8") as file:
-        commands.run(["paceline", "compare", str(run_dir), "--json"], file)
-    write_results(out, each.file, {**read_json(compared), "command": shown})
+    return command, shown
 
 
 def dataset(name: str, work: Path) -> Path:

@@ -6,12 +6,13 @@ import argparse
 import importlib
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.unit.analysis import fabricate
 
+import paceline
 from paceline.analysis.compare.run import compare_run
 from paceline.measure.records.layout import RunFiles
 from paceline.plan.spec.loading import shipped_experiments
@@ -63,6 +64,45 @@ def test_configurations_of_a_run_are_compared_with_themselves(
         benchmark.main()
 
 
+def test_a_finished_run_is_shown_with_its_load_seeds_traces_and_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    finished_run = importlib.import_module("finished_run")
+    case = fabricate.Case(evaluate_every_steps=6)
+    run = fabricate.make_run(
+        tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI], cases=[case], repeats=2
+    )
+    shown = finished_run.document(
+        paceline.load(run.root), ["curves", "seeds", "traces", "messages"]
+    )
+    json.dumps(shown)
+    metric = next(iter(shown["rows"][0]["last"]))
+    for row in shown["rows"]:
+        curve = shown["seeds"][row["configuration"]][metric]
+        assert [len(values) for values in curve.values()] == [2, 2]
+        assert list(curve.values())[-1] == row["last"][metric]
+        first = shown["curves"][row["configuration"]][metric]
+        assert first == {steps: values[0] for steps, values in curve.items()}
+        trace = shown["traces"][row["configuration"]]
+        assert {len(values) for values in trace.values()} == {len(trace["time_s"])}
+        assert row["others_percent"] is not None
+    for message in shown["messages"]:
+        assert message["bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("least_bytes", "most_bytes", "expected"),
+    [(0, 10**5, "below 10^5"), (10**5, 10**6, "10^5 to 10^6"), (10**8, None, "from 10^8")],
+)
+def test_sizes_of_messages_are_powers_of_ten(
+    monkeypatch: pytest.MonkeyPatch, least_bytes: int, most_bytes: int | None, expected: str
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    of = SimpleNamespace(least_bytes=least_bytes, most_bytes=most_bytes)
+    assert importlib.import_module("finished_run").bounds(of) == expected
+
+
 @pytest.fixture
 def simulation(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The simulation of collectives; the test is skipped without SimGrid."""
@@ -112,11 +152,13 @@ def test_every_measurement_names_an_experiment_or_programs_with_their_options(
     def is_spec(name: str) -> bool:
         return name in shipped_experiments() or (BENCHMARKS / name).is_file()
 
+    shown = importlib.import_module("finished_run").SHOWN
     measurements = run_all.measurements()
     files = [each.file for each in measurements]
     assert len(files) == len(set(files))
     for each in measurements:
         assert (each.experiment is None) != (not each.commands), each.file
+        assert set(each.show) <= set(shown), each.file
         if each.experiment is not None:
             assert is_spec(each.experiment), each.file
         for command in each.commands:
@@ -160,6 +202,21 @@ def test_a_run_that_has_begun_is_completed(run_all: ModuleType, tmp_path: Path) 
     assert run_all.continued(words) == ["paceline", "run", "--resume", run_dir]
     others = ["python", "lab.py", "--out", run_dir]
     assert run_all.continued(others) == others
+    search = ["paceline", "tune", "comm", "search.toml", "--out", run_dir]
+    assert run_all.continued(search) == ["paceline", "tune", "comm", "--resume", run_dir]
+
+
+def test_commands_of_experiments_are_shown_without_folders(
+    run_all: ModuleType, tmp_path: Path
+) -> None:
+    declared: dict[str, Any] = {"file": "a", "minutes": 1, "experiment": "x.toml"}
+    searched = run_all.Measurement(**declared, search="comm", lab="--cores 1")
+    command, shown = run_all.experiment_command(searched, [], tmp_path / "a")
+    assert command[:6] == ["paceline", "lab", "up", "--cores", "1", "--exec"]
+    assert shown == "paceline lab up --cores 1 --exec 'paceline tune comm x.toml'"
+    lab = run_all.beside_load(run_all.Measurement(**declared, own_hosts=True))
+    _, shown = run_all.experiment_command(lab, lab.options, tmp_path / "a")
+    assert shown == "paceline lab run x.toml --set measure_again=false"
 
 
 def test_each_pair_of_a_bug_and_its_twin_is_in_its_script_and_a_third_is_held_out(

@@ -125,6 +125,23 @@ def test_rows_are_selected_sorted_grouped_and_summarised(
     assert second.endswith("\n\nAs above, [raw](raw/new.json).\n")
 
 
+def test_values_of_a_paper_are_beside_those_of_its_rows(
+    result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = """
+    raw = "new"
+    rows = "rows/*"
+    paper = { of = "name", values = { "a" = "26.62", "c" = "above 90 %" } }
+    columns = [["name", "name"], ["paper", "paper"], ["here", "s"]]
+    """
+    rows = [{"name": name, "s": 0.5} for name in ("a", "b", "c")]
+    monkeypatch.setattr(result_tables, "raw", {"new": {"rows": rows}}.__getitem__)
+    monkeypatch.setattr(result_tables, "declared", lambda: {"t": tomllib.loads(spec)})
+    assert result_tables.table("t").splitlines()[2:] == [
+        "| a | 26.62 | 0.500 |", "| b | – | 0.500 |", "| c | above 90 % | 0.500 |",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
