@@ -98,11 +98,18 @@ def a_step(rank, used, *, passes=1, step=0, **more):
     return OwnStep(step=step, optimizer=0, **{**fields, **more})
 
 
-def judged(*steps, drift=0.0, **more):
-    """Judge a training of one step for each rank. drift: of the weights after it, per rank."""
+def judged(*steps, drift=0.0, moved=0.0, **more):
+    """Judge a training of one step for each rank.
+
+    drift: of the weights after it, per rank. moved: by the step, on all ranks.
+    """
     records = [
         OwnSteps(
-            steps=[each], after=weights(1 + rank * drift), counts=[1], optimizers=["SGD"], **more
+            steps=[each],
+            after=weights(1 + moved + rank * drift),
+            counts=[1],
+            optimizers=["SGD"],
+            **more,
         )
         for rank, each in enumerate(steps)
     ]
@@ -150,6 +157,21 @@ def test_a_sum_is_not_the_mean(used, factor, words):
     assert found.statement == Statement.WRONG
     assert (found.findings[0].factor, found.findings[0].step) == (factor, 0)
     assert words in first(found)
+
+
+def test_a_sum_is_not_the_mean_of_a_loss_with_a_minus():
+    # Such as the mean of negative log-probabilities.
+    assert of_both(terms=[term(-1.0)]).findings == ()
+    found = of_both(lambda name: 2 * mean(name), terms=[term(-1.0)])
+    assert "summed over 2 ranks" in first(found)
+
+
+def test_an_optimiser_that_steps_none_of_the_weights_with_a_gradient_is_wrong():
+    steps = [replace(a_step(rank, mean), used=[]) for rank in range(RANKS)]
+    found = judged(*steps)
+    assert (found.statement, found.findings[0].kind) == (Statement.WRONG, "no-optimiser")
+    moving = judged(*steps, moved=0.5)
+    assert moving.statement == Statement.NOT_SHOWN
 
 
 def test_a_sum_is_right_if_the_loss_is_divided_by_the_ranks():
@@ -254,6 +276,33 @@ def test_weights_groups_and_numbers_of_steps_must_be_equal():
     assert "rank 1 takes 2 steps, rank 0 takes 1" in first(judge_ranks(records, 4))
 
 
+def test_experts_of_a_rank_are_not_shown_and_other_weights_of_its_own_are_wrong():
+    def used(rank):
+        return lambda name: own_values(name, rank) / 2 if name == "body.weight" else mean(name)
+
+    def states(rank):
+        body, head = weights()
+        value = sketch_of(np.full(64, 1.0 + rank))
+        return [replace(body, shape=[8, 8], value=value), replace(head, shape=[8, 8])]
+
+    steps = [a_step(rank, used(rank), weights=states(rank)) for rank in range(RANKS)]
+    for modules in (["body"], [""]):
+        found = judged(*steps, exchanging=modules)
+        assert found.statement == Statement.NOT_SHOWN
+        assert "body.weight of their own, to which they send rows (expert parallel)" in first(found)
+    assert judged(*steps, exchanging=["head"]).statement == Statement.WRONG
+    assert judged(*steps).statement == Statement.WRONG
+
+
+def test_gradients_that_were_not_seen_may_be_equal_to_those_of_one_process():
+    agrees = LayoutFinding(passed=True, reason="1 steps agree", steps=1)
+    unseen = judged(*(replace(a_step(rank, mean), own=[]) for rank in range(RANKS)))
+    assert unseen.statement == Statement.NOT_SHOWN
+    assert shown(agrees, unseen).statement == Statement.EQUAL
+    nothing = judged(*(replace(a_step(rank, mean), own=[], used=[]) for rank in range(RANKS)))
+    assert shown(agrees, nothing).statement == Statement.NOT_SHOWN
+
+
 def test_local_sgd_and_compressed_gradients_are_not_shown():
     records = [
         OwnSteps(
@@ -342,7 +391,7 @@ def test_a_gradient_that_all_reduce_loses_is_a_suspicion_where_ranks_have_rows_o
 def test_a_loss_that_multiplies_rows_is_no_mean_over_them():
     found = of_both(mixes_rows=True)
     assert (found.statement, found.is_suspicious) == (Statement.MEAN, False)
-    assert "multiplies rows with each other" in first(found)
+    assert "compares rows with each other" in first(found)
 
 
 def test_a_parameter_that_only_one_process_steps_is_a_fault():

@@ -81,7 +81,31 @@ def layout_of(records: Sequence[OwnSteps]) -> list[str]:
         starts[0][name].value.crc32 != each[name].value.crc32 for name in whole for each in starts
     ):
         found.append("ranks have the same rows, and some weights of their own (tensor parallel)")
+    elif experts := _experts(records):
+        found.append(
+            f"ranks have {some(experts)} of their own, to which they send rows (expert parallel)"
+        )
     return found
+
+
+def _experts(records: Sequence[OwnSteps]) -> list[str]:
+    """Return weights of each rank that belong to modules which exchange rows in a forward pass.
+
+    Other weights must be equal: without a common seed, all of them differ.
+    """
+    first = [each.steps[0].weights for each in records]
+    unequal = {each.name for each in unequal_places(first)}
+    wide = {each.place.name for each in first[0] if len(each.shape) > 1}
+    inside = [
+        all(any(_is_in(name, module) for module in each.exchanging) for name in unequal)
+        for each in records
+    ]
+    return sorted(unequal) if unequal and wide - unequal and all(inside) else []
+
+
+def _is_in(name: str, module: str) -> bool:
+    """Return whether a weight belongs to a module; a whole model has its prefix as its name."""
+    return name.startswith(f"{module}." if module and not module.endswith(".") else module)
 
 
 def _steps_parts(records: Sequence[OwnSteps]) -> bool:

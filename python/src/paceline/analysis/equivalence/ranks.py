@@ -37,7 +37,13 @@ from paceline.analysis.equivalence.own_checks import (
 )
 from paceline.analysis.equivalence.row_weights import row_weights
 from paceline.analysis.equivalence.sample_log import some
-from paceline.measure.records.own_steps import OwnStep, OwnSteps, fed_rows
+from paceline.measure.records.own_steps import (
+    OwnStep,
+    OwnSteps,
+    State,
+    TensorPart,
+    fed_rows,
+)
 
 _LEVELS = tuple(Level)
 
@@ -172,11 +178,28 @@ class _Judgement:
             yield RankFinding(level=Level.REMARK, kind="batch-norm", reason=reason)
         used = {each.place.name for r in self._records for s in r.steps for each in s.used}
         own = {each.place.name for r in self._records for s in r.steps for each in s.own}
-        if frozen := sorted(own - used):
+        if own and not used and self._stands_still():
+            reason = (
+                "no optimiser steps a weight that has a gradient, so no weight changes: the model "
+                "was replaced or sharded after the optimiser was made"
+            )
+            yield RankFinding(level=Level.FAULT, kind="no-optimiser", step=0, reason=reason)
+        elif frozen := sorted(own - used):
             reason = f"{some(frozen)} has a gradient, but no optimiser steps it"
             yield RankFinding(
                 level=Level.REMARK, kind="no-optimiser", tensor=frozen[0], reason=reason
             )
+
+    def _stands_still(self) -> bool:
+        """Return whether no rank's weights have changed in the steps that were recorded."""
+        states = [
+            [*(each.weights for each in record.steps), *([record.after] if record.after else [])]
+            for record in self._records
+        ]
+        return all(
+            len(those) > 1 and all(_checksums(each) == _checksums(those[0]) for each in those)
+            for those in states
+        )
 
     def _of_steps(self) -> Iterator[RankFinding]:
         for key in self._keys:
@@ -265,7 +288,9 @@ class _Judgement:
             yield RankFinding(level=Level.NOT_SHOWN, kind="inside", step=step, reason=reason)
         if not found:
             reason = "no gradient of a rank by itself was seen"
-            yield RankFinding(level=Level.NOT_SHOWN, kind="exchange", step=step, reason=reason)
+            has_used = any(each.value.l2 for s in steps.values() for each in s.used)
+            kind = "unseen" if has_used else "exchange"
+            yield RankFinding(level=Level.NOT_SHOWN, kind=kind, step=step, reason=reason)
         elif not right and not wrong:
             reason = "all gradients are zero, so nothing was compared"
             yield RankFinding(level=Level.NOT_SHOWN, kind="exchange", step=step, reason=reason)
@@ -437,6 +462,10 @@ def _sums(fit: Weights, part: int) -> dict[int, float]:
     for key, weight in fit.items():
         found[key[part]] = found.get(key[part], 0.0) + weight
     return found
+
+
+def _checksums(states: Sequence[State]) -> dict[TensorPart, int]:
+    return {each.place: each.value.crc32 for each in states}
 
 
 def _once(found: Sequence[RankFinding]) -> Iterator[RankFinding]:

@@ -40,7 +40,7 @@ class _RowWeights:
     def findings(self) -> Iterator[RankFinding]:
         yield from self._gathered()
         if all(each.mixes_rows for each in self._steps):
-            reason = "the loss multiplies rows with each other, so it is no mean over rows"
+            reason = "the loss compares rows with each other, so it is no mean over rows"
             yield self._finding(Level.WEAKER, "mixed-rows", reason)
         terms = [each.terms for each in self._steps]
         kinds = [[each.kind for each in those] for those in terms]
@@ -153,7 +153,9 @@ class _RowWeights:
 
     def _totals(self, known: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         """Compare the weight of all rows together with 1."""
-        totals = [(each[0].number, _total(each) * self._factor / self._ranks) for each in known]
+        totals = [  # a term that is to grow has a negative weight
+            (each[0].number, abs(_total(each)) * self._factor / self._ranks) for each in known
+        ]
         numbers = sorted({number for number, _ in totals})
         sites = {each.site for each in self._first.passes if each.number in numbers}
         accumulates = len(numbers) > 1 and _rows_differ(self._first)

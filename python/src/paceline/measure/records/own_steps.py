@@ -172,6 +172,9 @@ class OwnSteps:
     counts: list[int] = field(default_factory=list)  # steps of each optimiser
     optimizers: list[str] = field(default_factory=list)  # their classes
     layout: list[str] = field(default_factory=list)  # forms of parallelism, as above
+    # modules that exchange values with other ranks while they are called, with a gradient; of the
+    # outermost one only if it sends rows to ranks (all_to_all)
+    exchanging: list[str] = field(default_factory=list)
     keeps_statistics: bool = False  # a wrapper was told not to send running statistics
     mixing: list[str] = field(default_factory=list)  # modules that mix rows
 

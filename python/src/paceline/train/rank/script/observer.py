@@ -24,6 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 
 from paceline.base.torch_internals import DataLoaderIterator
+from paceline.base.torch_internals.autograd import is_traced
 from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import write_json
@@ -149,12 +150,12 @@ class Observer:
     # --- modules ---
 
     def _before_forward(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if not torch.compiler.is_compiling() and self._batch is None:
+        if not is_traced() and self._batch is None:
             self._take(inputs)
 
     def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> Any:
         """Note the numbers of a module's output; return another output where it is rounded."""
-        if torch.compiler.is_compiling():
+        if is_traced():
             return None
         first = outputs if isinstance(outputs, Tensor) else next(tensors_in(outputs), None)
         if first is None or isinstance(first, DTensor) or not first.is_floating_point():

@@ -82,6 +82,11 @@ class States:
             names |= dict.fromkeys((id(each.leaf), *map(id, each.parameters)), name)
         return names
 
+    def names_of(self, modules: Iterable[nn.Module]) -> set[str]:
+        """Return the names of modules that are parts of models; of a whole model its prefix."""
+        self.models()
+        return {self._of_module[id(m)] for m in modules if id(m) in self._of_module}
+
     # --- weights, buffers ---
 
     def weights(self, optimizers: Sequence[Optimizer]) -> list[State]:

@@ -28,6 +28,7 @@ from torch.nn.modules.module import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from paceline.base.torch_internals.autograd import is_traced
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles
 from paceline.measure.records.own_steps import (
@@ -61,7 +62,7 @@ _KEPT_PASSES = 64
 # Modules of torch's hooks for DDP that change gradients, and hooks in them that do not.
 _LOSSY = ("powerSGD", "quantization", "default_hooks", "post_localSGD")
 _EXACT = {"allreduce_hook"}
-_EXCHANGES = ("all_to_all", "all_to_all_single", "reduce_scatter_tensor")
+_ROUTES = ("all_to_all", "all_to_all_single")
 _SYNC_BATCH_NORM = "torch.nn.modules._functions"  # normalises as one process would
 
 
@@ -91,6 +92,8 @@ class OwnStepsRecorder:
         self._summed: set[Any] = set()  # nodes of autograd of tensors that were summed over ranks
         self._lost: list[str] = []
         self._crossed: set[str] = set()
+        self._exchanging: list[nn.Module] = []
+        self._routing: list[nn.Module] = []
         self._products: list[Product] = []
         self._scale = 1.0
         self._step: OwnStep | None = None
@@ -120,7 +123,8 @@ class OwnStepsRecorder:
             (dist, "all_gather", self._gather),
             (dist, "all_gather_into_tensor", self._gather),
             (dist, "all_reduce", self._sum),
-            *((dist, name, self._exchange) for name in _EXCHANGES),
+            (dist, "reduce_scatter_tensor", self._exchange),
+            *((dist, name, self._route) for name in _ROUTES),
             (DistributedDataParallel, "register_comm_hook", self._hook),
             (DistributedDataParallel, "join", self._join),
         ):
@@ -137,6 +141,9 @@ class OwnStepsRecorder:
             self._note_later()
             if self._last:
                 self._found.after = self._states.weights(self._optimizers)
+        exchanging = self._states.names_of(self._exchanging)
+        parts = {name for name in exchanging if name and not name.endswith(".")}
+        self._found.exchanging = sorted(parts | self._states.names_of(self._routing))
         self._found.counts = self._counts
         self._found.optimizers = [type(each).__name__ for each in self._optimizers]
         write_json(self._file, self._found)
@@ -181,13 +188,13 @@ class OwnStepsRecorder:
     # --- forward passes ---
 
     def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
-        if not (torch.compiler.is_compiling() or self._passing):
+        if not (is_traced() or self._passing):
             self._states.called(module, self._reached_rows.call)
             if isinstance(module, DistributedDataParallel) and not module.broadcast_buffers:
                 self._found.keeps_statistics = True
 
     def _after_forward(self, module: nn.Module, _inputs: Any, _outputs: Any) -> None:
-        if torch.compiler.is_compiling() or self._passing:
+        if is_traced() or self._passing:
             return
         for parameter in module.parameters(recurse=False):
             self._gradients.follow(parameter)
@@ -200,9 +207,21 @@ class OwnStepsRecorder:
             self._rows.append(replace(rows, number=number, checksums=kept))
 
     def _exchange(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        if not self._passing and (crossing := _differentiated()) is not None:
-            self._crossed.add(crossing)
+        self._note_exchange(self._exchanging)
         return function(*arguments, **named)
+
+    def _route(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self._note_exchange(self._routing)
+        return function(*arguments, **named)
+
+    def _note_exchange(self, modules: list[nn.Module]) -> None:
+        """Note an exchange of a forward pass that has a gradient, and the module of which it is."""
+        if self._passing or (crossing := _differentiated()) is None:
+            return
+        self._crossed.add(crossing)
+        module = self._reached_rows.innermost
+        if module is not None and all(each is not module for each in modules):
+            modules.append(module)
 
     def _sum(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Note a tensor with a gradient that a forward pass sums in place, over all ranks."""
