@@ -216,6 +216,12 @@ def test_plain_ddp_is_no_false_alarm_and_another_model_is_not_compared(paceline)
     assert "as one process has it" in other["finding"]["reason"]
 
 
+def test_experts_to_which_ranks_send_rows_are_not_called_wrong(paceline):
+    code, [layout] = verified(paceline, PAIRS / "odd.py", "--bug", "experts")
+    assert (code, layout["shown"]["statement"]) == (7, 4), layout
+    assert "expert parallel" in str(layout["shown"]["findings"])
+
+
 def test_each_way_to_train_allows_its_statement(paceline):
     ways = {"mean": 1, "own-rows": 2, "inside": 2, "sum-of-rows": 3, "pairs": 3, "correlation": 3}
     ways |= {"local": 4, "rarely": 4, "sum": 5}

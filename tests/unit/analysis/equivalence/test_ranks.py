@@ -166,6 +166,15 @@ def test_a_sum_is_not_the_mean_of_a_loss_with_a_minus():
     assert "summed over 2 ranks" in first(found)
 
 
+def test_a_sum_of_several_numbers_of_each_row_may_be_divided_by_the_rows():
+    a_sum = {"kind": "SumBackward0", "is_mean": False, "elements": 40.0}  # of 8 rows
+    assert of_both(terms=[term(1 / 8, **a_sum)]).findings == ()
+    assert of_both(terms=[term(1 / 40, **a_sum)]).findings == ()
+    found = of_both(lambda name: 2 * mean(name), terms=[term(1 / 8, **a_sum)])
+    assert "summed over 2 ranks" in first(found)
+    assert of_both(terms=[term(1 / 10, **a_sum)]).statement == Statement.MEAN
+
+
 def test_an_optimiser_that_steps_none_of_the_weights_with_a_gradient_is_wrong():
     steps = [replace(a_step(rank, mean), used=[]) for rank in range(RANKS)]
     found = judged(*steps)

@@ -15,7 +15,7 @@ import numpy as np
 from paceline.analysis.equivalence.exchange import near
 from paceline.analysis.equivalence.own_checks import Level, RankFinding
 from paceline.analysis.equivalence.sample_log import some
-from paceline.measure.records.own_steps import LossTerm, OwnStep
+from paceline.measure.records.own_steps import LossTerm, OwnStep, fed_rows
 
 _EQUAL = 1e-4  # relative difference of two weights of rows
 _ONE = 1e-3
@@ -164,7 +164,9 @@ class _RowWeights:
             yield from self._of_passes(together, len(numbers))
             return
         values = [total for _, total in totals]
-        if any(near(each, 1.0, _ONE) for each in values):
+        # A sum may be one over rows, of several numbers each, that is divided by the rows alone.
+        every = [*values, *(t / self._elements_of_row(e) for t, e in zip(values, known, strict=True))]
+        if any(near(each, 1.0, _ONE) for each in every):
             return
         if accumulates:
             values = [together]
@@ -175,10 +177,10 @@ class _RowWeights:
             yield self._finding(Level.REMARK, "total", reason)
             return
         ranks = self._ranks
-        if near(self._mean, ranks) and any(near(each, ranks, _ONE) for each in values):
+        if near(self._mean, ranks) and any(near(each, ranks, _ONE) for each in every):
             reason = f"gradients are summed over {ranks} ranks instead of averaged"
             yield self._finding(Level.FAULT, "summed", reason, float(ranks))
-        elif near(self._mean, 1 / ranks) and any(near(e, 1 / ranks, _ONE) for e in values):
+        elif near(self._mean, 1 / ranks) and any(near(e, 1 / ranks, _ONE) for e in every):
             reason = f"gradients are divided by {ranks} once too often"
             yield self._finding(Level.FAULT, "summed", reason, 1 / ranks)
         elif all(not e.is_mean for each in known for e in each):
@@ -194,6 +196,15 @@ class _RowWeights:
             yield self._finding(Level.WEAKER, "total", reason)
         elif len(values) == 1:
             yield self._finding(Level.REMARK, "total", f"the loss is multiplied by {values[0]:.3g}")
+
+    def _elements_of_row(self, each: Sequence[LossTerm]) -> float:
+        """Return how many elements of a sum each row has, on all ranks; 1 if that is not known."""
+        rows = [_rows_of_pass(step, e.number) for step, e in zip(self._steps, each, strict=True)]
+        pairs = list(zip(each, rows, strict=True))
+        if any(e.is_mean or not r or e.elements % r for e, r in pairs):
+            return 1.0
+        of_row = {e.elements / r for e, r in pairs}
+        return of_row.pop() if len(of_row) == 1 else 1.0
 
     def _of_passes(self, total: float, passes: int) -> Iterator[RankFinding]:
         if near(total, passes, _ONE) and near(self._mean, 1.0):
@@ -229,6 +240,11 @@ def _rows_differ(step: OwnStep) -> bool:
         by_pass.setdefault(each.number, set()).update(each.checksums)
     every = list(by_pass.values())
     return bool(every) and len(set().union(*every)) == sum(map(len, every))
+
+
+def _rows_of_pass(step: OwnStep, number: int) -> int:
+    rows = fed_rows([each for each in step.rows if each.number == number])
+    return sum(len(each.checksums) for each in rows)
 
 
 def _weight(term: LossTerm) -> float:
