@@ -2,11 +2,14 @@
 
 An optimiser knows parameters, but not their names. The outermost modules that the script calls are
 its models. Wrappers of torch (DistributedDataParallel, FSDP, `torch.compile`, checkpoints) add
-words to names, which are removed, so that a parameter has one name in every layout.
+words to names, which are removed, so that a parameter has one name in every layout. Where the
+script calls the parts of a model one by one, as the stages of a pipeline by hand, names are those
+within the model, although it is not called itself.
 """
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +36,7 @@ class CalledModules:
 
     def __init__(self) -> None:
         self._called: dict[int, nn.Module] = {}
+        self._paths: tuple[int, dict[int, str]] = (0, {})  # count of called ones, result
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -57,19 +61,12 @@ class CalledModules:
     def models(self) -> dict[str, nn.Module]:
         """Return the outermost modules that have parameters, without wrappers, by a prefix.
 
-        The prefix is empty if there is one, otherwise its class, with a number where it repeats.
+        The prefix is the place in the model of which all of them are parts. Otherwise it is empty
+        if there is one, else its class, with a number where it repeats.
         """
-        inner = {
-            id(each)
-            for module in self._called.values()
-            for each in module.modules()
-            if each is not module
-        }
-        outermost = [
-            _unwrapped(module)
-            for key, module in self._called.items()
-            if key not in inner and next(module.parameters(), None) is not None
-        ]
+        if parts := self.parts():
+            return parts
+        outermost = [each for each in self.outermost() if _has_parameters(each)]
         if len(outermost) == 1:
             return {"": outermost[0]}
         counts: Counter[str] = Counter()
@@ -79,6 +76,66 @@ class CalledModules:
             counts[kind] += 1
             models[f"{kind}{counts[kind] if counts[kind] > 1 else ''}."] = module
         return models
+
+    def outermost(self) -> list[nn.Module]:
+        """Return the modules that are no parts of other called ones, without wrappers."""
+        inner = {
+            id(each)
+            for module in self._called.values()
+            for each in module.modules()
+            if each is not module
+        }
+        return [_unwrapped(module) for key, module in self._called.items() if key not in inner]
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Return the outermost modules by their places in one that has all of them.
+
+        Empty if there is none.
+        """
+        own = [each for each in self.outermost() if _has_parameters(each)]
+        if self._paths[0] != self.count:
+            self._paths = self.count, _paths(own)
+        paths = self._paths[1]
+        if not (own and all(id(each) in paths for each in own)):
+            return {}
+        return {f"{paths[id(each)]}.": each for each in own}
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _paths(parts: Sequence[nn.Module]) -> dict[int, str]:
+    """Return the names of modules in the largest module that has all of them, by their id.
+
+    A single module is a part only where another one was taken out, as of a stage: it may be in a
+    container on one rank alone, such as one with averages of its weights.
+    """
+    own = {id(each) for each in parts}
+    if not own:
+        return {}
+    best: tuple[tuple[int, str], dict[int, str]] | None = None
+    for each in gc.get_objects():
+        if not issubclass(type(each), nn.Module) or id(each) in own or not _is_container(each):
+            continue
+        places = {id(module): name for name, module in each.named_modules()}
+        if not own <= places.keys() or (len(own) == 1 and not _lacks_parts(each)):
+            continue
+        order = len(places), type(each).__name__
+        if best is None or order > best[0]:
+            plain = plain_names(each)
+            best = order, {key: plain(places[key]) for key in own}
+    return {} if best is None else best[1]
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Return whether it is a module of the user, or a list of modules: no wrapper, no graph."""
+    package = type(module).__module__
+    return package.startswith("torch.nn.modules.container") or not package.startswith("torch.")
+
+
+def _lacks_parts(module: nn.Module) -> bool:
+    return any(each is None for each in vars(module)["_modules"].values())
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ most 64 elements keeps all of them.
 from __future__ import annotations
 
 import base64
+import math
 import sys
 import zlib
 from collections.abc import Iterable
@@ -221,8 +222,10 @@ def sketch(tensor: Tensor) -> Sketch:
     flat = tensor.detach().to("cpu", kind).contiguous().reshape(-1)
     total = torch.zeros(_NUMBERS, dtype=torch.float64)
     square = 0.0
+    plain = 0.0
     for block, part in enumerate(torch.split(flat, _BLOCK)):
         square += float(torch.dot(part, part))
+        plain += float(part.sum(dtype=torch.float64))
         signed = part * _signs()[: len(part)]
         if len(part) % _NUMBERS:
             signed = torch.nn.functional.pad(signed, (0, -len(part) % _NUMBERS))
@@ -232,6 +235,7 @@ def sketch(tensor: Tensor) -> Sketch:
         l2=square**0.5 if square < float("inf") else -1.0,
         crc32=zlib.crc32(flat.numpy().tobytes()),
         low=tensor.dtype in _LOW,
+        total=plain if math.isfinite(plain) else None,
     )
 
 
