@@ -54,6 +54,31 @@ def test_a_bug_is_found_beside_its_corrected_twin(paceline):
     assert twin["finding"]["passed"] is True, twin
 
 
+@pytest.mark.parametrize(
+    ("script", "bug", "words"),
+    [
+        ("pipeline", "not-divided", "gradients of 4 accumulated passes were not divided"),
+        ("sharding", "other-owner", "before the next step the old values are back"),
+        ("sharding", "sum-of-shards", "gradients are summed over 2 ranks"),
+        ("data", "one-batch-ahead", "rank 1 trains on rows of step 2 of one process"),
+        ("buffers", "centre", "the buffer Centred.centre of rank 1 differs"),
+        ("accumulation", "emptied-early", "1 of its 2 backward passes"),
+    ],
+)
+def test_bugs_that_ranks_or_rows_show_are_found_beside_their_twins(paceline, script, bug, words):
+    options = ("--vary=--fixed=no,yes", PAIRS / f"{script}.py", "--bug", bug)
+    code, [wrong, twin] = verified(paceline, *options)
+    cause = wrong["shown"]["findings"][0]
+    assert (code, wrong["shown"]["statement"], words in cause["reason"]) == (9, 5, True), wrong
+    expected = 4 if bug == "sum-of-shards" else 1
+    assert twin["shown"]["statement"] == expected, twin
+
+
+def test_groups_of_rows_in_a_loss_and_uneven_batches_are_no_faults(paceline):
+    code, [grouped] = verified(paceline, PAIRS / "odd.py", "--bug", "meta-learning")
+    assert (code, grouped["shown"]["statement"]) == (0, 3), grouped
+
+
 def test_the_stack_of_a_layout_that_fails_is_shown_once_below_the_table(paceline, tmp_path):
     (tmp_path / "train.py").write_text(
         "import builtins, torch, torch.distributed as dist\n"

@@ -96,9 +96,9 @@ class ModuleComparison:
                 is_known = _normalises(call) or "Dropout" in call.kind
                 return ModuleDifference(call, "random" if is_known else "module", _of_output(call))
         with_gradient = [call for call in reversed(theirs) if call.backward is not None]
-        for place, call in enumerate(with_gradient):
+        for call in with_gradient:
             if self._differs(call, "backward", rounded, own):
-                if not place:
+                if call.name == with_gradient[0].name:
                     return _of_loss(call, own)
                 sentence = (
                     f"{call.name} ({call.kind}) is the first module that computes another gradient"
@@ -180,15 +180,21 @@ def _of_output(module: ModuleCall) -> str:
 
 def _of_loss(call: ModuleCall, own: Numbers) -> ModuleDifference:
     """Say how the gradient of the loss at the last module differs, of which outputs agree."""
-    first = f"outputs agree, but not the gradient of the loss at {call.name}: "
     if _are_multiples(call, own):
-        why = "ranks weight samples differently, as by a mean over the valid labels of each rank"
-        return ModuleDifference(call, "gradient", first + why, is_of_loss=True)
-    why = (
-        "it is no multiple of that of the reference, so samples have other targets, or the loss "
-        "compares them with other rows"
+        return _of_weights(call)
+    sentence = (
+        f"outputs agree, but not the gradient of the loss at {call.name}, and not by a factor: "
+        "samples have other targets, or the loss compares them with other ones"
     )
-    return ModuleDifference(call, "loss", first + why, is_of_loss=True)
+    return ModuleDifference(call, "loss", sentence, is_of_loss=True)
+
+
+def _of_weights(call: ModuleCall) -> ModuleDifference:
+    sentence = (
+        f"outputs agree, but not the gradient of the loss at {call.name}: ranks weight samples "
+        "differently, as by a mean over the valid labels of each rank"
+    )
+    return ModuleDifference(call, "gradient", sentence, is_of_loss=True)
 
 
 def _are_multiples(call: ModuleCall, own: Numbers) -> bool:
@@ -234,6 +240,9 @@ def _scaled_between(with_gradient: Sequence[ModuleCall], own: Numbers) -> Module
         if not sizes[1]:
             continue
         factor = float(sizes[0] / sizes[1])
+        is_last = call.name == with_gradient[0].name
+        if last and is_last and not is_near(factor, last):
+            return _of_weights(call)
         if last and not is_near(factor, last):
             sentence = (
                 f"gradients are multiplied by {factor / last:.2f} on their way to {call.name}"
