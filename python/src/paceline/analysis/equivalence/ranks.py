@@ -288,7 +288,9 @@ class _Judgement:
             yield RankFinding(level=Level.NOT_SHOWN, kind="inside", step=step, reason=reason)
         if not found:
             reason = "no gradient of a rank by itself was seen"
-            yield RankFinding(level=Level.NOT_SHOWN, kind="exchange", step=step, reason=reason)
+            is_zero = not any(u.value.l2 for each in steps.values() for u in each.used)
+            kind = "exchange" if is_zero else "no-own"
+            yield RankFinding(level=Level.NOT_SHOWN, kind=kind, step=step, reason=reason)
         elif not right and not wrong:
             reason = "all gradients are zero, so nothing was compared"
             yield RankFinding(level=Level.NOT_SHOWN, kind="exchange", step=step, reason=reason)

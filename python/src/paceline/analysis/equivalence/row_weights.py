@@ -152,7 +152,7 @@ class _RowWeights:
         numbers = sum(len({each.number for each in step.terms}) for step in self._steps)
         if len(terms) != numbers or any(each.is_mean is None for each in terms):
             return None
-        return _total(terms) * self._factor / self._ranks
+        return abs(_total(terms)) * self._factor / self._ranks
 
     def _of_counts(self) -> Iterator[RankFinding]:
         """Compare terms of ranks that have other numbers of passes, each with the same terms."""
@@ -221,7 +221,8 @@ class _RowWeights:
 
     def _totals(self, known: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         """Compare the weight of all rows together with 1."""
-        totals = [(each[0].number, _total(each) * self._factor / self._ranks) for each in known]
+        # A mean may also be made larger: its weights are negative.
+        totals = [(e[0].number, abs(_total(e)) * self._factor / self._ranks) for e in known]
         numbers = sorted({number for number, _ in totals})
         sites = {each.site for each in self._first.passes if each.number in numbers}
         accumulates = len(numbers) > 1 and _rows_differ(self._first)

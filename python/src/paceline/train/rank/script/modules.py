@@ -24,6 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from paceline.base.torch_internals import children_of
 from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.base.torch_internals.fsdp import flat_parameters as of_model
 from paceline.train.rank.script.phases import replaced
@@ -135,7 +136,7 @@ def _is_container(module: nn.Module) -> bool:
 
 
 def _lacks_parts(module: nn.Module) -> bool:
-    return any(each is None for each in vars(module)["_modules"].values())
+    return None in children_of(module).values()
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
