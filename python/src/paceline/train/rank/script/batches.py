@@ -27,7 +27,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from paceline.base.torch_internals import DataLoaderIterator
+from paceline.base.torch_internals import DataLoaderIterator, is_traced
 from paceline.train.rank.script.phases import replaced
 
 _CHECKSUM_BYTES = 8
@@ -155,11 +155,11 @@ class BatchCounter:
     # --- forward passes ---
 
     def _enter(self, module: nn.Module, _inputs: Any) -> None:
-        if not (self._is_inside or torch.compiler.is_compiling()):
+        if not (self._is_inside or is_traced()):
             self._depth.append(module)
 
     def _leave(self, module: nn.Module, inputs: Any, named: dict[str, Any], outputs: Any) -> None:
-        if self._is_inside or torch.compiler.is_compiling() or not self._depth:
+        if self._is_inside or is_traced() or not self._depth:
             return
         while self._depth.pop() is not module and self._depth:
             pass  # its forward pass has failed

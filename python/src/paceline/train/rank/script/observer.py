@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from paceline.base.torch_internals import DataLoaderIterator
+from paceline.base.torch_internals import DataLoaderIterator, is_traced
 from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import write_json
@@ -160,7 +160,7 @@ class Observer:
     # --- modules ---
 
     def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         is_received = self._batch is None and self._is_received(inputs)
         if self._batch is None and not is_received:
@@ -197,7 +197,7 @@ class Observer:
 
     def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> Any:
         """Note the numbers of a module's output; return another output where it is rounded."""
-        if torch.compiler.is_compiling():
+        if is_traced():
             return None
         while self._calling and self._calling.pop() is not module:
             pass  # its forward pass has failed

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from paceline.base.torch_internals import is_traced
 from paceline.base.torch_internals.autograd import hooks_of
 from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.measure.records.own_steps import OwnGradient, OwnPass, Sketch, TensorPart
@@ -61,7 +62,7 @@ class OwnGradients:
     def follow(self, tensor: Tensor) -> Leaf | None:
         if not (self._active and tensor.requires_grad and tensor.is_leaf):
             return None
-        if torch.compiler.is_compiling() or type(tensor).__name__.startswith("Fake"):
+        if is_traced() or type(tensor).__name__.startswith("Fake"):
             return None
         leaf = self.leaves.get(id(tensor))
         if leaf is None:
@@ -98,7 +99,7 @@ class OwnGradients:
                 _hook(leaf, self._passed)
 
     def _arrived(self, leaf: Leaf, gradient: Tensor) -> None:
-        if not self._active or torch.compiler.is_compiling():
+        if not self._active or is_traced():
             return
         if isinstance(gradient, DTensor):
             leaf.is_sharded = True

@@ -29,6 +29,7 @@ from torch.nn.modules.module import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from paceline.base.torch_internals import is_traced
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles
@@ -197,13 +198,13 @@ class OwnStepsRecorder:
     # --- forward passes ---
 
     def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
-        if not (torch.compiler.is_compiling() or self._passing):
+        if not (is_traced() or self._passing):
             self._states.called(module, self._reached_rows.call)
             if isinstance(module, DistributedDataParallel) and not module.broadcast_buffers:
                 self._found.keeps_statistics = True
 
     def _after_forward(self, module: nn.Module, _inputs: Any, _outputs: Any) -> None:
-        if torch.compiler.is_compiling() or self._passing:
+        if is_traced() or self._passing:
             return
         for parameter in module.parameters(recurse=False):
             self._gradients.follow(parameter)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from paceline.base.torch_internals import is_traced
 from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.own_steps import ReachedRows, TrainedRows, fed_rows
@@ -93,7 +94,7 @@ class ReachedRowsRecorder:
     # --- passes ---
 
     def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling() or self._passing:
+        if is_traced() or self._passing:
             return
         self._has_begun = True
         if not self._calls:
@@ -107,7 +108,7 @@ class ReachedRowsRecorder:
             self._call_rows, self._kind = checksums(inputs), _kind(inputs)
 
     def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        if torch.compiler.is_compiling() or self._passing:
+        if is_traced() or self._passing:
             return
         while self._calls and self._calls.pop() is not module:
             pass
