@@ -74,9 +74,77 @@ def test_bugs_that_ranks_or_rows_show_are_found_beside_their_twins(paceline, scr
     assert twin["shown"]["statement"] == expected, twin
 
 
-def test_groups_of_rows_in_a_loss_and_uneven_batches_are_no_faults(paceline):
-    code, [grouped] = verified(paceline, PAIRS / "odd.py", "--bug", "meta-learning")
-    assert (code, grouped["shown"]["statement"]) == (0, 3), grouped
+@pytest.mark.parametrize(
+    ("bug", "code", "statement", "words"),
+    [
+        ("meta-learning", 0, 3, "first module that computes another output"),
+        ("joined-by-context", 7, 4, "ranks may have different numbers of batches (join)"),
+    ],
+)
+def test_odd_scripts_that_differ_from_one_process_are_no_faults(
+    paceline, bug, code, statement, words
+):
+    found, [layout] = verified(paceline, PAIRS / "odd.py", "--bug", bug)
+    assert (found, layout["shown"]["statement"]) == (code, statement), layout
+    assert words in str(layout["shown"]["findings"])
+
+
+def test_a_norm_of_scaled_gradients_is_a_remark(paceline, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group()\n"
+        "torch.manual_seed(0)\n"
+        "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)\n"
+        "for batch in torch.randn(6, 16, 4):\n"
+        "    optimizer.zero_grad()\n"
+        "    rows = batch[dist.get_rank() :: dist.get_world_size()]\n"
+        "    scaler.scale((net(rows) - 1).square().mean()).backward()\n"
+        "    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"
+        "    scaler.step(optimizer)\n"
+        "    scaler.update()\n",
+        "utf-8",
+    )
+    code, [layout] = verified(paceline, "train.py")
+    assert (code, layout["shown"]["statement"]) == (0, 1), layout
+    assert "clipped while they are scaled by 1024" in layout["shown"]["findings"][0]["reason"]
+
+
+def test_a_stage_may_get_its_rows_and_labels_from_another_rank(paceline, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group()\n"
+        "torch.manual_seed(0)\n"
+        "rank, ranks = dist.get_rank(), dist.get_world_size()\n"
+        "net = torch.nn.ModuleDict({'body': torch.nn.Linear(4, 3), 'head': torch.nn.Linear(3, 1)})\n"
+        "if ranks > 1:\n"
+        "    net['body' if rank else 'head'] = None\n"
+        "optimizer = torch.optim.SGD([p for p in net.parameters()], lr=0.1)\n"
+        "def loss(hidden, labels):\n"
+        "    return (net['head'](hidden) - labels).square().mean()\n"
+        "data = torch.randn(6, 16, 5)\n"
+        "for batch in torch.utils.data.DataLoader(data, batch_size=None) if not rank else range(6):\n"
+        "    optimizer.zero_grad()\n"
+        "    if not rank:\n"
+        "        hidden = net['body'](batch[:, :4])\n"
+        "    if ranks == 1:\n"
+        "        loss(hidden, batch[:, 4:]).backward()\n"
+        "    elif rank:\n"
+        "        hidden, labels = torch.empty(16, 3), torch.empty(16, 1)\n"
+        "        dist.recv(hidden, 0), dist.recv(labels, 0)\n"
+        "        loss(hidden.requires_grad_(), labels).backward()\n"
+        "        dist.send(hidden.grad, 0)\n"
+        "    else:\n"
+        "        dist.send(hidden.detach(), 1), dist.send(batch[:, 4:].contiguous(), 1)\n"
+        "        gradient = torch.empty(16, 3)\n"
+        "        dist.recv(gradient, 1)\n"
+        "        hidden.backward(gradient)\n"
+        "    optimizer.step()\n",
+        "utf-8",
+    )
+    code, [layout] = verified(paceline, "train.py")
+    assert (code, layout["shown"]["statement"]) == (0, 1), layout
 
 
 def test_the_stack_of_a_layout_that_fails_is_shown_once_below_the_table(paceline, tmp_path):
