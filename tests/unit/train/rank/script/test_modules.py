@@ -68,7 +68,10 @@ def test_parts_that_are_called_one_by_one_have_the_names_of_the_model():
     last = called(model.head, model.body, inputs=inputs)
     assert list(last.models()) == ["head.", "body."]
     assert States(last).models() == last.models()
-    assert list(called(model.body, inputs=inputs).models()) == [""]
+    alone = called(model.body, inputs=inputs)
+    assert list(alone.models()) == [""]
+    alone.is_stage = True
+    assert list(alone.models()) == ["body."]
     model.head = None
     assert list(called(model.body, inputs=inputs).models()) == ["body."]
 

@@ -29,15 +29,21 @@ from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.base.torch_internals.fsdp import flat_parameters as of_model
 from paceline.train.rank.script.phases import replaced
 
+Known = tuple[int, bool]
+
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 class CalledModules:
-    """The modules that were called, in the order of their first call."""
+    """The modules that were called, in the order of their first call.
+
+    is_stage: this rank sends to single other ones, and may call a single part of a model.
+    """
 
     def __init__(self) -> None:
+        self.is_stage = False
         self._called: dict[int, nn.Module] = {}
-        self._paths: tuple[int, dict[int, str]] = (0, {})  # count of called ones, result
+        self._paths: tuple[Known, dict[int, str]] = ((0, False), {})
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -56,8 +62,9 @@ class CalledModules:
             self._called.setdefault(id(module), module)
 
     @property
-    def count(self) -> int:
-        return len(self._called)
+    def known(self) -> Known:
+        """Return what changes when names may."""
+        return len(self._called), self.is_stage
 
     def models(self) -> dict[str, nn.Module]:
         """Return the outermost modules that have parameters, without wrappers, by a prefix.
@@ -94,8 +101,8 @@ class CalledModules:
         Empty if there is none.
         """
         own = [each for each in self.outermost() if _has_parameters(each)]
-        if self._paths[0] != self.count:
-            self._paths = self.count, _paths(own)
+        if self._paths[0] != self.known:
+            self._paths = self.known, _paths(own, is_stage=self.is_stage)
         paths = self._paths[1]
         if not (own and all(id(each) in paths for each in own)):
             return {}
@@ -106,10 +113,10 @@ def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _paths(parts: Sequence[nn.Module]) -> dict[int, str]:
+def _paths(parts: Sequence[nn.Module], *, is_stage: bool) -> dict[int, str]:
     """Return the names of modules in the largest module that has all of them, by their id.
 
-    A single module is a part only where another one was taken out, as of a stage: it may be in a
+    A single module is a part only of a stage, or where another one was taken out: it may be in a
     container on one rank alone, such as one with averages of its weights.
     """
     own = {id(each) for each in parts}
@@ -120,7 +127,8 @@ def _paths(parts: Sequence[nn.Module]) -> dict[int, str]:
         if not issubclass(type(each), nn.Module) or id(each) in own or not _is_container(each):
             continue
         places = {id(module): name for name, module in each.named_modules()}
-        if not own <= places.keys() or (len(own) == 1 and not _lacks_parts(each)):
+        is_part = len(own) > 1 or is_stage or _lacks_parts(each)
+        if not (own <= places.keys() and is_part):
             continue
         order = len(places), type(each).__name__
         if best is None or order > best[0]:

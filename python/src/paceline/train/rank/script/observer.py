@@ -44,6 +44,7 @@ from paceline.train.rank.script.phases import (
     around_steps,
     first_loss,
     has_closure,
+    has_messages,
     hooked,
     replaced,
 )
@@ -174,9 +175,8 @@ class Observer:
 
     def _is_received(self, inputs: tuple[Any, ...]) -> bool:
         """Return whether a module gets what another rank has computed, as a stage does."""
-        return any(each.requires_grad for each in tensors_in(inputs)) and any(
-            each.operation == "recv" for each in self._operations.ended()
-        )
+        needs_gradient = any(each.requires_grad for each in tensors_in(inputs))
+        return needs_gradient and has_messages(self._operations, ["recv"])
 
     def _part_of_batch(self, module: nn.Module, inputs: tuple[Any, ...]) -> list[str] | None:
         """Return the samples of a call that has a part of the batch: the next ones of the module.
@@ -236,6 +236,7 @@ class Observer:
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
             self._steps.append(0)
+            self._modules.is_stage |= has_messages(self._operations)
             self._models = self._modules.models()
             self._names = parameter_names(self._models)
             self._flat = flat_parameters(self._models)

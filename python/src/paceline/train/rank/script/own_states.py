@@ -17,6 +17,7 @@ from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.measure.records.own_steps import Group, Sketch, State, TensorPart, UsedGradient
 from paceline.train.rank.script.modules import (
     CalledModules,
+    Known,
     flat_parameters,
     named_parameters,
     parameter_names,
@@ -40,7 +41,7 @@ class States:
 
     def __init__(self, modules: CalledModules) -> None:
         self._modules = modules
-        self._count = -1  # of called modules when names were last found
+        self._known: Known | None = None  # of called modules when names were last found
         self._models: dict[str, nn.Module] = {}
         self._flat: list[FlatParameter] = []
         self._buffers: dict[tuple[int, str], State] = {}
@@ -51,8 +52,8 @@ class States:
 
     def models(self) -> dict[str, nn.Module]:
         """Return the called models by a prefix; the first one has none."""
-        if self._modules.count != self._count:
-            self._count = self._modules.count
+        if self._modules.known != self._known:
+            self._known = self._modules.known
             self._models = self._modules.parts() or self._by_kind()
             self._flat = flat_parameters(self._models)
             self._of_module = {

@@ -56,7 +56,13 @@ from paceline.train.rank.script.loss_terms import (
 from paceline.train.rank.script.modules import CalledModules
 from paceline.train.rank.script.own_gradients import OwnGradients, place_of, sketch, take
 from paceline.train.rank.script.own_states import States, local, name_of
-from paceline.train.rank.script.phases import around_steps, first_loss, has_closure, replaced
+from paceline.train.rank.script.phases import (
+    around_steps,
+    first_loss,
+    has_closure,
+    has_messages,
+    replaced,
+)
 from paceline.train.rank.script.reached_rows import ReachedRowsRecorder
 
 _MOST_ROWS = 1024
@@ -65,7 +71,6 @@ _KEPT_PASSES = 64
 _LOSSY = ("powerSGD", "quantization", "default_hooks", "post_localSGD")
 _EXACT = {"allreduce_hook"}
 _EXCHANGES = ("all_to_all", "all_to_all_single", "reduce_scatter_tensor")
-_MESSAGES = {"send", "recv"}  # operations between two ranks
 _SYNC_BATCH_NORM = "torch.nn.modules._functions"  # normalises as one process would
 
 
@@ -247,6 +252,7 @@ class OwnStepsRecorder:
     def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if not self._passing:
             first = first_loss(arguments, named)
+            self._modules.is_stage |= has_messages(self._operations)
             models = list(self._states.models().values())
             self._gradients.before_pass(models, self._states.flat())
             self._begin_pass(first)
@@ -322,8 +328,7 @@ class OwnStepsRecorder:
         self._step.used = self._states.used(optimizer, self._clipped)
         if not step:
             self._step.moments = self._states.moments(optimizer)
-        ended = self._operations.ended()
-        self._step.has_messages = any(each.operation in _MESSAGES for each in ended)
+        self._step.has_messages = has_messages(self._operations)
         self._step.lost = self._lost_weights(optimizer, number)
 
     def _lost_weights(self, optimizer: Optimizer, number: int) -> list[str]:
