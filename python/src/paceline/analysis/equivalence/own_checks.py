@@ -379,10 +379,8 @@ def lost_updates(
     used = {u.place.name for r in by_key for key in later for u in r[key].used if u.value.l2}
     lost = [set(r[key].lost) for key in later for r in by_key if r[key].lost]
     always = set.union(*lost) if lost else set()
-    for record in by_key:
-        stepped = {u.place.name for key in later for u in record[key].used}
-        for key in later:
-            always -= stepped - set(record[key].lost)
+    for step in (record[key] for record in by_key for key in later):
+        always -= {each.place.name for each in step.used}.difference(step.lost)
     if not always:
         return
     is_all = used <= always and all(len(set(each.marks)) <= 1 for each in records)
