@@ -374,7 +374,7 @@ class _Judgement:
         is_local = factor is not None and local is not None and is_near(local / expected, factor)
         tied = (names for found in self._ours for names in found.tied if worst.name in names)
         names = next(tied, [])
-        counts = sorted({len(each.samples or ()) for each in own})
+        counts = [] if is_whole else sorted({len(each.samples or ()) for each in own})
         scales = _own_scales(own, worst.name)
         by_rank = ", ".join(f"{scale:.4g} on rank {rank}" for rank, scale in enumerate(scales))
         how = "by numbers of their own, as by a norm of their own"

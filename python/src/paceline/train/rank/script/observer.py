@@ -361,7 +361,8 @@ class Observer:
         names: dict[int, str] = {}
         for prefix, model in self._models.items():
             for name, module in model.named_modules():
-                names.setdefault(id(module), prefix + without_wrappers(name))
+                full = prefix + without_wrappers(name)
+                names.setdefault(id(module), full.removesuffix("."))
         self._found.calls = [
             ModuleCall(
                 step=step,

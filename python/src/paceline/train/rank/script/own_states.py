@@ -57,7 +57,7 @@ class States:
             self._models = self._modules.parts() or self._by_kind()
             self._flat = flat_parameters(self._models)
             self._of_module = {
-                id(module): prefix + plain(name)
+                id(module): (prefix + plain(name)).removesuffix(".")
                 for prefix, model in self._models.items()
                 for plain in [plain_names(model)]
                 for name, module in model.named_modules()
