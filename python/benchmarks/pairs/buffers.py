@@ -198,9 +198,7 @@ class Contrasted(nn.Module):
     def forward(self, one, other):
         queries = normalize(self.encoder(one))
         with torch.no_grad():
-            for ours, theirs in zip(
-                self.keys.parameters(), self.encoder.parameters(), strict=True
-            ):
+            for ours, theirs in zip(self.keys.parameters(), self.encoder.parameters(), strict=True):
                 ours.lerp_(theirs, 0.1)
             keys = normalize(self.keys(other))
         scores = torch.cat([(queries * keys).sum(1, keepdim=True), queries @ self.queue.T], 1)

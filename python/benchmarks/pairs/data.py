@@ -3,8 +3,6 @@
 torchrun --nproc-per-node 2 data.py --bug same-samples [--fixed]
 """
 
-import random
-
 import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
@@ -132,8 +130,8 @@ def shards_before_split(wrong):
     """Each rank shuffles the list of shards in its own way before it takes its part."""
     rows = list(table(192))
     shards = [rows[begin : begin + 12] for begin in range(0, 192, 12)]
-    random.Random(rank() if wrong else 0).shuffle(shards)
-    own = [row for shard in shards[rank() :: ranks()] for row in shard]
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(rank() if wrong else 0))
+    own = [row for shard in order[rank() :: ranks()].tolist() for row in shards[shard]]
     trained([DataLoader(own, batch_size=BATCH // ranks())])
 
 

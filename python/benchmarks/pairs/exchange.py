@@ -193,7 +193,7 @@ def reduced_loss(wrong):
 def left_out(wrong):
     """DDP leaves out a parameter, whose gradient must be averaged by hand."""
     model = Classifier()
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["body.weight"])
+    model._ddp_params_and_buffers_to_ignore = ["body.weight"]  # noqa: SLF001  (as libraries do)
     net = DistributedDataParallel(model)
     optimizer = torch.optim.Adagrad(net.parameters(), lr=0.05)
     for inputs, labels in loader(table()):

@@ -94,6 +94,18 @@ def test_rows_that_repeat_after_equal_steps_are_found():
     assert "trained on twice" in reason or "overlap" in reason
 
 
+def test_ranks_at_different_places_of_one_order_are_found():
+    order = list(range(1, ROWS + 1))
+    ahead = order[1::2][SHARE:]
+    [(level, step, reason)] = reasons(of_ranks(order[0::2], ahead), of_one(order))
+    assert (level, step) == (Level.FAULT, 0)
+    assert "rank 1 trains on rows of step 2 of one process, rank 0 on those of step 1" in reason
+    parts = order[: ROWS // 2], order[ROWS // 2 :]
+    assert reasons(of_ranks(*parts), of_one(order)) == []  # each has a range of its own
+    batches = [rows(cut(part, 2 * SHARE)) for part in parts]  # of a batch for each rank
+    assert reasons(batches, of_one(order)) == []
+
+
 def test_unknown_rows_show_nothing():
     empty = TrainedRows.of([], is_whole=True)
     assert reasons([empty, empty], of_one(shuffled(1))) == []

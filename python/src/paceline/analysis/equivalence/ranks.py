@@ -19,6 +19,7 @@ from paceline.analysis.equivalence.exchange import (
     Weights,
     common_factor,
     exchanged,
+    factor_of_shards,
     near,
     of_all_passes,
 )
@@ -26,13 +27,17 @@ from paceline.analysis.equivalence.own_checks import (
     Level,
     RankFinding,
     become_equal,
+    emptied,
     equal_groups,
+    equal_moments,
     equal_starts,
     equal_states,
     equal_used,
     layout_of,
+    lost_updates,
     of_scales,
     own_rows,
+    steps_parts,
     unequal_places,
 )
 from paceline.analysis.equivalence.row_weights import row_weights
@@ -171,6 +176,9 @@ class _Judgement:
             divided = bool(self._layout)
             yield from equal_states(self._records, self._keys, self._by_key, is_divided=divided)
         yield from of_steps
+        yield from lost_updates(self._records, self._keys, self._by_key)
+        if steps_parts(self._records):
+            yield from self._of_shards()
         if not any(each.kind == "rows" for each in of_steps):
             yield from self._of_rows
         if mixing := self._records[0].mixing:
@@ -205,6 +213,11 @@ class _Judgement:
         for key in self._keys:
             steps = {rank: found[key] for rank, found in enumerate(self._by_key)}
             yield from equal_groups(steps)
+            if key[1]:
+                yield from emptied(steps)
+            else:
+                yield from equal_moments(steps)
+            yield from _of_scaled_clip(steps)
             rows = list(own_rows(steps))
             yield from rows
             yield from self._of_exchange(steps, has_rows=not rows)
@@ -223,6 +236,16 @@ class _Judgement:
             what = "ranks have some weights of their own, and without an exchange equal gradients"
             return [f"{what} of the others (tensor parallel)"]
         return []
+
+    def _of_shards(self) -> Iterator[RankFinding]:
+        """Compare the sum of all elements of the shards that optimisers step with the mean's."""
+        every = [[found[key] for found in self._by_key] for key in self._keys]
+        factor = factor_of_shards(every, self._ranks)
+        if factor is None:
+            return
+        for each in row_weights(dict(enumerate(every[0])), factor, self._ranks):
+            if each.level == Level.FAULT:
+                yield replace(each, kind="shards")
 
     def _exchanged_inside(
         self, steps: Mapping[int, OwnStep], wrong: Sequence[Exchanged]
@@ -288,8 +311,8 @@ class _Judgement:
             yield RankFinding(level=Level.NOT_SHOWN, kind="inside", step=step, reason=reason)
         if not found:
             reason = "no gradient of a rank by itself was seen"
-            has_used = any(each.value.l2 for s in steps.values() for each in s.used)
-            kind = "unseen" if has_used else "exchange"
+            is_zero = not any(u.value.l2 for each in steps.values() for u in each.used)
+            kind = "exchange" if is_zero else "no-own"
             yield RankFinding(level=Level.NOT_SHOWN, kind=kind, step=step, reason=reason)
         elif not right and not wrong:
             reason = "all gradients are zero, so nothing was compared"
@@ -345,6 +368,19 @@ def _remarks(right: Sequence[Exchanged], step: int, *, has_rows: bool) -> Iterat
         )
 
 
+def _of_scaled_clip(steps: Mapping[int, OwnStep]) -> Iterator[RankFinding]:
+    scale = max(each.clipped_scale for each in steps.values())
+    if scale != 1:
+        yield RankFinding(
+            level=Level.REMARK,
+            kind="clipped-scaled",
+            step=steps[0].step,
+            factor=scale,
+            reason=f"gradients are clipped while they are scaled by {scale:g}, so the limit is as "
+            "many times smaller; call unscale_ of the scaler before",
+        )
+
+
 def _skipped(steps: Mapping[int, OwnStep]) -> list[RankFinding]:
     """Find a rank that has left out a step, so that its gradient is that of a later pass."""
     passes = {rank: max((p.number for p in s.passes), default=0) for rank, s in steps.items()}
@@ -355,7 +391,7 @@ def _skipped(steps: Mapping[int, OwnStep]) -> list[RankFinding]:
                 f"{number} on rank {rank}"
             )
             return [
-                RankFinding(level=Level.FAULT, kind="counts", step=steps[0].step, reason=reason)
+                RankFinding(level=Level.FAULT, kind="skipped", step=steps[0].step, reason=reason)
             ]
     return []
 

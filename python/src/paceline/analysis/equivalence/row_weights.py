@@ -44,13 +44,15 @@ class _RowWeights:
             yield self._finding(Level.WEAKER, "mixed-rows", reason)
         terms = [each.terms for each in self._steps]
         kinds = [[each.kind for each in those] for those in terms]
-        if not all(terms):
+        if (dropped := self._dropped()) is not None:
+            yield dropped
+        elif not all(terms):
             yield self._finding(Level.WEAKER, "no-terms", "the terms of the loss are not known")
             yield from self._of_factor_alone()
         elif len(kinds[0]) > _MANY_TERMS * max(1, len(self._first.passes)):
             yield from self._many(terms)
         elif any(each != kinds[0] for each in kinds):
-            yield self._finding(Level.WEAKER, "terms", "the losses of ranks have different terms")
+            yield from self._of_counts()
         else:
             yield from self._aligned(list(zip(*terms, strict=True)))
 
@@ -120,6 +122,72 @@ class _RowWeights:
         else:
             yield from self._of_factor_alone()
 
+    def _dropped(self) -> RankFinding | None:
+        """Find a rank that empties gradients between passes of a step, which others add up.
+
+        Passes that are emptied before any step, as of a test, are no such ones.
+        """
+        added: list[set[int]] = []
+        lost: list[set[int]] = []
+        for step in self._steps:
+            current = {each.number for own in step.own for each in own.current}
+            every = {e.number for own in step.own for e in own.passes if e.first.l2 > 0}
+            added.append(current)
+            lost.append(every - current)
+        most = max(map(len, added))
+        rank = next((r for r, each in enumerate(lost) if each and len(added[r]) < most), None)
+        if rank is None or near(self._total_of_passes(), 1.0, _ONE):
+            return None
+        other = next(r for r, each in enumerate(added) if len(each) == most)
+        reason = (
+            f"rank {rank} steps with the gradients of {len(added[rank])} of its "
+            f"{len(added[rank]) + len(lost[rank])} backward passes, rank {other} with those of "
+            f"{most}: it empties them between passes"
+        )
+        return self._finding(Level.FAULT, "passes", reason)
+
+    def _total_of_passes(self) -> float | None:
+        """Return the weights of all rows together if each pass has one known term."""
+        terms = [each for step in self._steps for each in step.terms]
+        numbers = sum(len({each.number for each in step.terms}) for step in self._steps)
+        if len(terms) != numbers or any(each.is_mean is None for each in terms):
+            return None
+        return abs(_total(terms)) * self._factor / self._ranks
+
+    def _of_counts(self) -> Iterator[RankFinding]:
+        """Compare terms of ranks that have other numbers of passes, each with the same terms."""
+        by_pass = [_by_pass(each.terms) for each in self._steps]
+        kinds = {tuple(e.kind for e in terms) for each in by_pass for terms in each}
+        if len(kinds) > 1 or len({len(each) for each in by_pass}) == 1:
+            yield self._finding(Level.WEAKER, "terms", "the losses of ranks have different terms")
+            return
+        counts = ", ".join(f"{len(each)} on rank {rank}" for rank, each in enumerate(by_pass))
+        for place, kind in enumerate(kinds.pop()):
+            every = [[terms[place] for terms in each] for each in by_pass]
+            means = [float(np.mean([_weight(e) for e in each])) for each in every]
+            is_known = all(e.is_mean is not None and e.is_linear for each in every for e in each)
+            is_even = all(
+                near(_weight(e), mean, _EQUAL)
+                for each, mean in zip(every, means, strict=True)
+                for e in each
+            )
+            if not (is_known and is_even):
+                yield self._finding(Level.WEAKER, "terms", "the losses of ranks have other terms")
+                return
+            if any(not near(each, means[0], _EQUAL) for each in means):
+                shown = " and ".join(f"{each:.3g}" for each in means[:4])
+                reason = (
+                    f"ranks step after different numbers of backward passes ({counts}), and "
+                    f"samples have unequal weights in the loss ({_word(kind)}): {shown}"
+                )
+                factor = max(means) / min(means) if min(means) > 0 else None
+                yield self._finding(Level.FAULT, "terms", reason, factor)
+                return
+        total = self._total_of_passes()
+        if not near(total, 1.0, _ONE):
+            what = "are not known to add up to 1" if total is None else f"add up to {total:.3g}"
+            yield self._finding(Level.WEAKER, "total", f"the weights of all rows {what}")
+
     def _unequal(self, each: Sequence[LossTerm], like: int) -> RankFinding | None:
         """Return what is wrong with a term whose elements have other weights on other ranks.
 
@@ -153,9 +221,8 @@ class _RowWeights:
 
     def _totals(self, known: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         """Compare the weight of all rows together with 1."""
-        totals = [  # a term that is to grow has a negative weight
-            (each[0].number, abs(_total(each)) * self._factor / self._ranks) for each in known
-        ]
+        # A mean may also be made larger: its weights are negative.
+        totals = [(e[0].number, abs(_total(e)) * self._factor / self._ranks) for e in known]
         numbers = sorted({number for number, _ in totals})
         sites = {each.site for each in self._first.passes if each.number in numbers}
         accumulates = len(numbers) > 1 and _rows_differ(self._first)
@@ -165,7 +232,10 @@ class _RowWeights:
             return
         values = [total for _, total in totals]
         # A sum may be one over rows, of several numbers each, that is divided by the rows alone.
-        every = [*values, *(t / self._elements_of_row(e) for t, e in zip(values, known, strict=True))]
+        every = [
+            *values,
+            *(t / self._elements_of_row(e) for t, e in zip(values, known, strict=True)),
+        ]
         if any(near(each, 1.0, _ONE) for each in every):
             return
         if accumulates:
@@ -245,6 +315,13 @@ def _rows_differ(step: OwnStep) -> bool:
 def _rows_of_pass(step: OwnStep, number: int) -> int:
     rows = fed_rows([each for each in step.rows if each.number == number])
     return sum(len(each.checksums) for each in rows)
+
+
+def _by_pass(terms: Sequence[LossTerm]) -> list[list[LossTerm]]:
+    found: dict[int, list[LossTerm]] = {}
+    for each in terms:
+        found.setdefault(each.number, []).append(each)
+    return list(found.values())
 
 
 def _weight(term: LossTerm) -> float:

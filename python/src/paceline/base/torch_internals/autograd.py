@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 _MEAN, _SUM = 1, 2  # torch's numbers of reductions
@@ -17,11 +16,6 @@ _OF_DATA = ("ConvolutionBackward", "CheckpointFunctionBackward")
 def hooks_of(tensor: Tensor) -> Sequence[Any]:
     """Return the hooks of a tensor's gradient."""
     return list((tensor._backward_hooks or {}).values())
-
-
-def is_traced() -> bool:
-    """Return whether tensors stand for others and have no numbers: in torch.compile, torch.func."""
-    return torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None
 
 
 def is_scalar(node: Any, place: int) -> bool:

@@ -27,8 +27,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from paceline.base.torch_internals import DataLoaderIterator
-from paceline.base.torch_internals.autograd import is_traced
+from paceline.base.torch_internals import DataLoaderIterator, is_traced
 from paceline.train.rank.script.phases import replaced
 
 _CHECKSUM_BYTES = 8
@@ -317,9 +316,7 @@ def _items_of(batch: Any) -> list[Any]:
     first, *others = parts
     if not isinstance(first, list | tuple) or not first:
         return []
-    are_images = _may_be_images(first) and (
-        _differ(first) or _has_list_as_long(others, len(first))
-    )
+    are_images = _may_be_images(first) and (_differ(first) or _has_list_as_long(others, len(first)))
     if not (are_images or _are_samples(first)):
         return []
     beside = [each for each in others if isinstance(each, list | tuple) and len(each) == len(first)]

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from torch.distributed.algorithms.join import Join
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -28,7 +29,8 @@ from torch.nn.modules.module import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from paceline.base.torch_internals.autograd import is_traced
+from paceline.base.torch_internals import is_traced
+from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles
 from paceline.measure.records.own_steps import (
@@ -54,7 +56,13 @@ from paceline.train.rank.script.loss_terms import (
 from paceline.train.rank.script.modules import CalledModules
 from paceline.train.rank.script.own_gradients import OwnGradients, place_of, sketch, take
 from paceline.train.rank.script.own_states import States, local, name_of
-from paceline.train.rank.script.phases import around_steps, first_loss, has_closure, replaced
+from paceline.train.rank.script.phases import (
+    around_steps,
+    first_loss,
+    has_closure,
+    has_messages,
+    replaced,
+)
 from paceline.train.rank.script.reached_rows import ReachedRowsRecorder
 
 _MOST_ROWS = 1024
@@ -70,8 +78,14 @@ class OwnStepsRecorder:
     """Records the first and the last steps of each optimiser while `observing` is active."""
 
     def __init__(
-        self, observe: Observation, own: RankFiles, ranks: int, rows: ReachedRowsRecorder
+        self,
+        observe: Observation,
+        own: RankFiles,
+        ranks: int,
+        rows: ReachedRowsRecorder,
+        operations: Recorder,
     ) -> None:
+        self._operations = operations
         self._most, self._last = observe.steps, observe.last
         self._file, self._ranks = own.own_steps, ranks
         self._reached_rows = rows
@@ -96,6 +110,10 @@ class OwnStepsRecorder:
         self._routing: list[nn.Module] = []
         self._products: list[Product] = []
         self._scale = 1.0
+        self._scale_of_loss = 1.0
+        self._is_scaled = False  # gradients, by a gradient scaler, until it divides them
+        self._clipped_scale = 1.0
+        self._around: dict[int, tuple[dict[str, int], dict[str, int]]] = {}  # see _lost_weights
         self._step: OwnStep | None = None
         self._is_over = False  # the steps of which everything is recorded
         self._hooks = ExitStack()
@@ -120,13 +138,15 @@ class OwnStepsRecorder:
             (torch.nn.utils, "clip_grad_value_", self._clip),
             (Optimizer, "add_param_group", self._add_group),
             (torch.amp.GradScaler, "step", self._scaled_step),
+            (torch.amp.GradScaler, "scale", self._scale_loss),
+            (torch.amp.GradScaler, "unscale_", self._unscale),
             (dist, "all_gather", self._gather),
             (dist, "all_gather_into_tensor", self._gather),
             (dist, "all_reduce", self._sum),
             (dist, "reduce_scatter_tensor", self._exchange),
             *((dist, name, self._route) for name in _ROUTES),
             (DistributedDataParallel, "register_comm_hook", self._hook),
-            (DistributedDataParallel, "join", self._join),
+            (Join, "__enter__", self._join),
         ):
             stack.enter_context(replaced(owner, name, answer))
         for handle in (
@@ -178,7 +198,8 @@ class OwnStepsRecorder:
         return function(*arguments, **named)
 
     def _join(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        self._note_layout(UNEVEN)
+        if getattr(arguments[0], "_enable", True):
+            self._note_layout(UNEVEN)
         return function(*arguments, **named)
 
     def _note_layout(self, what: str) -> None:
@@ -249,6 +270,7 @@ class OwnStepsRecorder:
     def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if not self._passing:
             first = first_loss(arguments, named)
+            self._modules.is_stage |= has_messages(self._operations)
             models = list(self._states.models().values())
             self._gradients.before_pass(models, self._states.flat())
             self._begin_pass(first)
@@ -278,6 +300,8 @@ class OwnStepsRecorder:
     def _clip(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         parameters = arguments[0] if arguments else named.pop("parameters")
         kept = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if self._is_scaled:
+            self._clipped_scale = self._scale_of_loss
         for each in kept:
             if each.grad is not None:
                 self._clipped.setdefault(id(each), sketch(local(each.grad)))
@@ -289,6 +313,16 @@ class OwnStepsRecorder:
             return function(*arguments, **named)
         finally:
             self._scale = 1.0
+
+    def _scale_loss(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        scaler = arguments[0]
+        if scaler.is_enabled():
+            self._is_scaled, self._scale_of_loss = True, float(scaler.get_scale())
+        return function(*arguments, **named)
+
+    def _unscale(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self._is_scaled = False
+        return function(*arguments, **named)
 
     # --- steps ---
 
@@ -310,6 +344,20 @@ class OwnStepsRecorder:
         self._step = OwnStep(step=step, optimizer=number, scale=self._scale)
         self._step.weights = self._states.weights(self._optimizers)
         self._step.used = self._states.used(optimizer, self._clipped)
+        if not step:
+            self._step.moments = self._states.moments(optimizer)
+        self._step.has_messages = has_messages(self._operations)
+        self._step.lost = self._lost_weights(optimizer, number)
+
+    def _lost_weights(self, optimizer: Optimizer, number: int) -> list[str]:
+        """Return weights that the step before has moved, and that are as they were before it.
+
+        Keep the checksums before this step.
+        """
+        now = self._states.checksums(optimizer)
+        before, after = self._around.get(number, ({}, {}))
+        self._around[number] = now, {}
+        return [n for n, each in now.items() if n in after and before[n] == each != after[n]]
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
         self._stepping = max(0, self._stepping - 1)
@@ -319,6 +367,7 @@ class OwnStepsRecorder:
         self._counts[number] += 1
         if self._step is not None:
             self._end(self._step, optimizer, arguments, named)
+            self._around[number] = self._around[number][0], self._states.checksums(optimizer)
         self._step = None
         if self._found.after:
             self._hooks.close()
@@ -352,6 +401,7 @@ class OwnStepsRecorder:
         step.rows = sorted(rows, key=lambda each: each.call)
         step.passes = [each for each in self._passes if each.number in numbers]
         del self._terms[: -64 * _KEPT_PASSES]
+        step.clipped_scale, self._clipped_scale, self._is_scaled = self._clipped_scale, 1.0, False
         step.groups = self._states.groups(optimizer, names)
         step.buffers = self._states.take_buffers()
         step.gathered, self._lost = self._lost, []

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from paceline.base.torch_internals.autograd import is_traced
+from paceline.base.torch_internals import is_traced
 from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.own_steps import ReachedRows, TrainedRows, fed_rows

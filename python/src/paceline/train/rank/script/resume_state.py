@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from paceline.base.torch_internals import DataLoaderIterator
-from paceline.base.torch_internals.autograd import is_traced
+from paceline.base.torch_internals import DataLoaderIterator, is_traced
 from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles
