@@ -135,7 +135,7 @@ class DividedSigns(torch.optim.Optimizer):
         self.leaves_out = leaves_out
 
     @torch.no_grad()
-    def step(self):
+    def step(self, closure=None):  # noqa: ARG002
         for group in self.param_groups:
             for number, parameter in enumerate(group["params"]):
                 is_last = self.leaves_out and number == len(group["params"]) - 1

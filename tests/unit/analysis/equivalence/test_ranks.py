@@ -14,6 +14,7 @@ from paceline.analysis.equivalence.ranks import Statement, judge_ranks
 from paceline.analysis.equivalence.shown import shown
 from paceline.measure.records.own_steps import (
     COMPRESSED,
+    DIVIDED,
     BackwardPass,
     Group,
     LaterWeights,
@@ -311,6 +312,21 @@ def test_gradients_that_were_not_seen_may_be_equal_to_those_of_one_process():
     assert shown(agrees, unseen).statement == Statement.EQUAL
     nothing = judged(*(replace(a_step(rank, mean), own=[], used=[]) for rank in range(RANKS)))
     assert shown(agrees, nothing).statement == Statement.NOT_SHOWN
+
+
+def test_weights_that_drift_beside_divided_layers_are_explained_by_rows():
+    found = judged(*(a_step(rank, mean) for rank in range(RANKS)), drift=0.1, layout=[DIVIDED])
+    assert found.statement == Statement.WRONG
+    assert "ranks that divide layers need the same rows, and have others" in first(found)
+
+
+def test_other_terms_on_ranks_are_the_cause_of_another_gradient_than_that_of_one_process():
+    differs = LayoutFinding(passed=False, kind="gradient", reason="all modules agree", step=0)
+    terms = [term(), term(kind="SumBackward0", is_mean=False)]
+    ranks = judged(a_step(0, mean, terms=terms), a_step(1, mean))
+    found = shown(differs, ranks)
+    assert (ranks.statement, found.statement) == (Statement.MEAN, Statement.WRONG)
+    assert found.findings[0].reason == "the losses of ranks have different terms"
 
 
 def test_local_sgd_and_compressed_gradients_are_not_shown():

@@ -151,6 +151,7 @@ class _Judgement:
                 for each in found
                 if (each.level == Level.REMARK and each.kind != "total") or each.is_of_replicas
             ]
+            found = [self._of_divided(each) for each in found]
             found += [
                 RankFinding(level=Level.NOT_SHOWN, kind=reason, reason=reason)
                 for reason in self._layout
@@ -168,6 +169,19 @@ class _Judgement:
                 for each in self._records
             ),
         )
+
+    def _of_divided(self, finding: RankFinding) -> RankFinding:
+        """Say why weights that ranks should have alike drift, if layers are divided among them."""
+        rows = [
+            {row for call in each.steps[0].rows for row in call.checksums}
+            for each in self._records
+        ]
+        have_own = all(rows) and len(set().union(*rows)) == sum(map(len, rows))
+        is_tensor_parallel = any("tensor parallel" in reason for reason in self._layout)
+        if finding.kind != "drift" or not (have_own and is_tensor_parallel):
+            return finding
+        reason = f"{finding.reason}: ranks that divide layers need the same rows, and have others"
+        return replace(finding, reason=reason)
 
     def _findings(self) -> Iterator[RankFinding]:
         yield from self._counts()

@@ -21,8 +21,8 @@ _FAULTS = {"gradient", "loss", "update", "replicas"}
 _LEVELS = {"module": Level.WEAKER, "loss": Level.WEAKER, "inputs": Level.SUSPICION}  # of others
 # Findings of ranks that explain a difference from the reference, by its kind.
 _EXPLAINS = {
-    "gradient": {"constant-buffers", "clipped-scaled"},
-    "loss": {"constant-buffers", "gathered"},
+    "gradient": {"constant-buffers", "clipped-scaled", "terms"},
+    "loss": {"constant-buffers", "gathered", "terms"},
     "update": {"clipped-scaled"},
     "module": {"constant-buffers"},
 }

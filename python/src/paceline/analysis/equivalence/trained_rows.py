@@ -199,11 +199,16 @@ def _of_ranks(own: Sequence[Steps], first: int | None) -> RankFinding | None:
     enough = max(ranks, math.ceil(math.log(_CHANCE) / math.log((ranks - 1) / ranks)))
     seen: list[set[int]] = [set() for _ in own]  # of each rank, in this part of the training
     repeats, mixed, begin = 0, 0, None
-    for step, rows in enumerate(map(set, each) for each in zip(*own, strict=False)):
-        here = list(rows)
+    for step, rows in enumerate(zip(*own, strict=False)):
+        here = list(map(set, rows))
         every, before = set().union(*here), set().union(*seen)
-        again = every & before
-        if any(a & b for a, b in zip(here, seen, strict=True)) or again == every:
+        # Ranks of a model-parallel group have all rows together.
+        shared = Counter(chain.from_iterable(dict.fromkeys(map(frozenset, here))))
+        again = every & before | {row for row, count in shared.items() if count > 1}
+        is_own = any(
+            len(a) < len(all_rows) or a & b for a, all_rows, b in zip(here, rows, seen, strict=True)
+        )
+        if is_own or again == every:
             # A rank meets its own rows again, or an epoch begins anew.
             seen, repeats, mixed, begin = here, 0, 0, None
             continue

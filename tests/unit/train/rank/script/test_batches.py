@@ -215,12 +215,13 @@ def test_images_of_their_own_sizes_are_counted():
 def test_samples_in_mappings_of_their_own_are_counted_and_known_apart():
     samples = [{"image": torch.full((3, 8, 8 + i), i), "boxes": torch.ones(i, 4)} for i in (1, 2)]
     assert rows_of(samples) == rows_of((samples,)) == 2
-    assert checksums(samples) == checksums((samples,)) == [checksums([s])[0] for s in samples]
+    own = [(checksums([each]) or [""])[0] for each in samples]
+    assert checksums(samples) == checksums((samples,)) == own
     batches = [{"x": torch.ones(4, 2), "y": torch.ones(4)}, {"x": torch.ones(4, 3)}]
     assert rows_of(batches) == rows_of(({"x": torch.ones(4, 2)},)) == 4
     images = [torch.full((3, 8 + i, 8), i) for i in (1, 2)]
     boxes = [{"boxes": torch.ones(i, 4)} for i in (1, 2)]
-    first, second = checksums((images, boxes))
+    first, second = checksums((images, boxes)) or ("", "")
     assert first != second
     assert checksums((images[::-1], boxes[::-1])) == [second, first]
 
