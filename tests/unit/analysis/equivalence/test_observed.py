@@ -400,3 +400,33 @@ def test_several_ranks_are_a_reference_with_the_samples_and_modules_of_all():
     assert less.kind == "samples"
     other = judge(four[:3], [], ranks({"gradient": tensors(factor=3.0)}))
     assert "2 ranks train on 4 samples in a step, 2 each, 3 ranks on 3" in other.reason
+
+
+def noisy(noise=0.2):
+    """Changes of which elements with a gradient of roundings differ."""
+    return [dataclasses.replace(each, noise_l2=noise) for each in tensors(difference=noise)]
+
+
+def test_elements_whose_gradient_is_nothing_but_roundings_are_not_compared():
+    assert found(ranks({"change": noisy()})).passed is True
+    apart = [dataclasses.replace(each, noise_l2=0.1) for each in tensors(difference=0.2)]
+    assert (result := found(ranks({"change": apart}))).kind == "update", result
+
+
+def test_steps_after_such_elements_have_moved_are_not_compared_unless_roundings_are_measured():
+    ours = [
+        dataclasses.replace(
+            each,
+            updates=[
+                dataclasses.replace(each.updates[0], change=noisy()),
+                dataclasses.replace(each.updates[1], gradient=tensors(factor=0.5)),
+            ],
+        )
+        for each in ranks()
+    ]
+    limited = found(ours)
+    assert (limited.passed, limited.steps) == (True, 1)
+    assert "only the steps to step 1 were compared with one process" in limited.limit
+    first = dataclasses.replace(ROUNDED.updates[0], change=noisy(1e-3))
+    measured = dataclasses.replace(ROUNDED, updates=[first, ROUNDED.updates[1]])
+    assert judge([one_process()], [measured], ours).passed is False

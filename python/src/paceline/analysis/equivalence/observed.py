@@ -39,6 +39,8 @@ from paceline.measure.records.phases import NOISE_SHARE, ROUNDING_ONLY
 
 _SAME_SCALE = 1e-4  # relative difference of two numbers by which ranks multiply a gradient
 _EQUAL_START = 1e-6
+# Differences that follow from weights that differ.
+_OF_TENSORS = {"gradient", "update", "module", "random", "loss"}
 _LOST_SHARE = 0.25  # of a step's change: what rounding of weights never reaches
 
 
@@ -55,6 +57,7 @@ class LayoutFinding:
     factor: float | None = None  # of the whole gradient over that of the reference
     largest: float = 0.0  # largest difference of a tensor, as a share of what is allowed
     steps: int = 0  # that were compared
+    limit: str = ""  # why later steps were not compared, as a sentence; empty: they were
     reference: str = "one process"
 
 
@@ -132,14 +135,18 @@ class _Judgement:
             return start
         updates = [_by_key(each.updates) for each in self._ours]
         compared = 0
+        noisy: tuple[int, str] | None = None
         for theirs in self._reference.updates:
             own = [found[_key(theirs)] for found in updates if _key(theirs) in found]
             if len(own) < len(self._ours):
                 break
             found = self._of_update(theirs, own)
+            if found is not None and noisy is not None and found.kind in _OF_TENSORS:
+                return self._limited(*noisy)
             if found is not None:
                 return found
             compared = theirs.step + 1
+            noisy = noisy or self._noisy(theirs, own)
         if not compared:
             return LayoutFinding(passed=None, reason="no step was taken by all ranks")
         return LayoutFinding(
@@ -147,6 +154,33 @@ class _Judgement:
             reason=f"{compared} steps agree",
             largest=self._largest,
             steps=compared,
+        )
+
+    def _noisy(self, theirs: Update, own: Sequence[Update]) -> tuple[int, str] | None:
+        """Return the step and a tensor of which elements with a gradient of roundings have moved.
+
+        Later steps differ by it. None if the reference with other roundings shows by how much.
+        """
+        rounded = self._rounded_updates.get(_key(theirs))
+        if rounded is None:
+            return None
+        measured = {each.name for each in rounded.change if each.noise_l2}
+        for each in _tensors(own, "change"):
+            if each.noise_l2 > self._base(theirs) * each.l2 and each.name not in measured:
+                return theirs.step, each.name
+        return None
+
+    def _limited(self, step: int, name: str) -> LayoutFinding:
+        reason = (
+            f"only the steps to step {step + 1} were compared with {self._words}: the gradient of "
+            f"elements of {name} is nothing but roundings, and the optimiser moves them nevertheless"
+        )
+        return LayoutFinding(
+            passed=True,
+            reason=reason,
+            largest=self._largest,
+            steps=step + 1,
+            limit=reason,
         )
 
     def _start(self) -> LayoutFinding | None:
@@ -280,7 +314,8 @@ class _Judgement:
             measured = changes.get(each.name)
             room = 0.0 if measured is None else ROOM * measured.difference_l2 / scale
             limit = max(base, min(room, self._most(theirs)))
-            share = each.difference_l2 / scale / limit
+            known = math.sqrt(max(0.0, each.difference_l2**2 - each.noise_l2**2))
+            share = known / scale / limit
             self._largest = max(self._largest, min(share, 1.0))
             if share > beyond:
                 worst, beyond = each, share

@@ -173,8 +173,7 @@ class _Judgement:
     def _of_divided(self, finding: RankFinding) -> RankFinding:
         """Say why weights that ranks should have alike drift, if layers are divided among them."""
         rows = [
-            {row for call in each.steps[0].rows for row in call.checksums}
-            for each in self._records
+            {row for call in each.steps[0].rows for row in call.checksums} for each in self._records
         ]
         have_own = all(rows) and len(set().union(*rows)) == sum(map(len, rows))
         is_tensor_parallel = any("tensor parallel" in reason for reason in self._layout)

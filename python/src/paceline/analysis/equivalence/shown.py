@@ -180,6 +180,8 @@ def shown(
     if compared.passed and reference > Statement.EQUAL:
         reason = f"equal to {compared.reference} on the same samples, with {options}"
         found.append(RankFinding(level=Level.REMARK, kind="reference", reason=reason))
+    if compared.limit:
+        found.append(RankFinding(level=Level.REMARK, kind="noise", reason=compared.limit))
     accepted = [n for n in ACCEPTABLE if n in accept and any(_name(each) == n for each in found)]
     found = [each for each in found if _name(each) not in accepted]
     if not by_reference:
@@ -190,11 +192,18 @@ def shown(
     return Shown(
         statement=statement,
         findings=tuple(found),
-        steps=max(compared.steps if compared.passed else 0, ranks.steps),
+        steps=_steps_of(compared, ranks, statement),
         last=ranks.last,
         rows=ranks.rows,
         options=" ".join(named),
     )
+
+
+def _steps_of(compared: LayoutFinding, ranks: RanksFinding, statement: Statement) -> int:
+    """Return how many first steps the statement is about."""
+    if compared.limit and statement == Statement.EQUAL:
+        return compared.steps
+    return max(compared.steps if compared.passed else 0, ranks.steps)
 
 
 def _name(finding: RankFinding) -> str | None:

@@ -225,6 +225,8 @@ class ComparedTensor:
     # the reference is zero
     factor: float | None = None
     sha256: str | None = None  # None: ranks are not compared by it, or have parts of the tensor
+    # of a change: the part of the difference at elements whose gradient is nothing but roundings
+    noise_l2: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,3 +186,19 @@ def test_numbers_of_samples_are_norms_and_projections():
     assert norms[0][0] == pytest.approx(5)
     assert norms[1] == [0, 0]
     assert per_sample(torch.ones(3, 2), 2) is None
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.Adam, torch.optim.SGD])
+def test_what_moves_elements_whose_gradient_is_nothing_but_roundings_is_known(tmp_path, optimiser):
+    def train(rounding):
+        torch.manual_seed(1)
+        weight = nn.Parameter(torch.zeros(4))
+        steps = optimiser([weight], lr=0.1)
+        weight.grad = torch.tensor([1.0, -2.0, rounding, 0.0])
+        steps.step()
+
+    observed(tmp_path / "reference", lambda: train(2e-9))
+    found = observed(tmp_path / "other", lambda: train(-1e-9), reference="reference")
+    [change] = found.updates[0].change
+    assert change.noise_l2 == pytest.approx(change.difference_l2)
+    assert (change.noise_l2 > 0.01) == (optimiser is torch.optim.Adam)

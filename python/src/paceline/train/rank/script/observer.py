@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,8 @@ from paceline.train.training.tensors import save_tensors, sha256_of
 _CHANGE = {torch.float32: 2.0**-20, torch.float64: 2.0**-20}
 _CHANGE_LOW_PRECISION = 2.0**-8
 _LOW_PRECISION = {torch.bfloat16, torch.float16}
+# Share of the largest gradient of a tensor below which that of an element is nothing but roundings.
+_NOISE = 2.0**-16
 # Of the inputs of a step.
 _KEPT_ROWS, _KEPT_NUMBERS = 256, 16
 # Elements that are compared at once: their copies in float64 stay in a core's cache, which makes
@@ -293,7 +296,12 @@ class Observer:
                 losses=self._losses,
                 gradient=self._compared(f"gradient-{place}", gradient),
                 weights=self._compared(f"weights-{place}", {**weights, **self._float_buffers()}),
-                change=self._compared(f"change-{place}", change, hashed=False),
+                change=self._compared(
+                    f"change-{place}",
+                    change,
+                    hashed=False,
+                    noise=self._noise(f"gradient-{place}", gradient),
+                ),
                 clipped=clipped is not None and max(reduced, default=0.0) > clipped,
                 drew=self._drew,
                 generators=dict(generators().items() - self._unused.items()),
@@ -326,12 +334,34 @@ class Observer:
 
     # --- comparison ---
 
+    def _noise(self, point: str, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return which elements of gradients are nothing but roundings, here and in the reference.
+
+        Optimisers as Adam, which divide by the size of the gradient, move them by any amount.
+        """
+        path = self._reference.weights_at(f"observed-{point}")
+        if self._keeps or not path.exists():
+            return {}
+        found = {}
+        for name, theirs in load_file(path).items():
+            ours = gradient.get(name)
+            if ours is None or ours.shape != theirs.shape or not theirs.numel():
+                continue
+            size = torch.maximum(ours.to(theirs).abs(), theirs.abs())
+            found[name] = (size > 0) & (size <= _NOISE * theirs.abs().max())
+        return found
+
     def _compared(
-        self, point: str, tensors: Mapping[str, Tensor], *, hashed: bool = True
+        self,
+        point: str,
+        tensors: Mapping[str, Tensor],
+        *,
+        hashed: bool = True,
+        noise: Mapping[str, Tensor] | None = None,
     ) -> list[ComparedTensor]:
         """Compare tensors with the reference's at a point of the training, or keep them for it.
 
-        hashed: whether the checksums of ranks are compared with each other.
+        hashed: whether the checksums of ranks are compared with each other. noise: see `_noise`.
         """
         path = self._reference.weights_at(f"observed-{point}")
         if self._keeps:
@@ -349,7 +379,12 @@ class Observer:
                 if name not in self._found.unknown:
                     self._found.unknown.append(name)
                 continue
-            found.append(compared(name, ours, reference, hashed=hashed and name not in sharded))
+            each = compared(name, ours, reference, hashed=hashed and name not in sharded)
+            mask = (noise or {}).get(name)
+            if mask is not None and mask.shape == ours.shape and bool(mask.any()):
+                apart = (ours.double() - reference.double())[mask]
+                each = replace(each, noise_l2=_finite(float(torch.linalg.vector_norm(apart))))
+            found.append(each)
         return found
 
     def _sharded(self) -> set[str]:
