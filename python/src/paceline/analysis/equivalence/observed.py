@@ -173,7 +173,7 @@ class _Judgement:
     def _limited(self, step: int, name: str) -> LayoutFinding:
         reason = (
             f"only the steps to step {step + 1} were compared with {self._words}: the gradient of "
-            f"elements of {name} is nothing but roundings, and the optimiser moves them nevertheless"
+            f"elements of {name} is nothing but roundings, and the optimiser moves them anyway"
         )
         return LayoutFinding(
             passed=True,
