@@ -54,6 +54,101 @@ def test_a_bug_is_found_beside_its_corrected_twin(paceline):
     assert twin["finding"]["passed"] is True, twin
 
 
+@pytest.mark.parametrize(
+    ("script", "bug", "words"),
+    [
+        ("pipeline", "not-divided", "gradients of 4 accumulated passes were not divided"),
+        ("sharding", "other-owner", "before the next step the old values are back"),
+        ("sharding", "sum-of-shards", "gradients are summed over 2 ranks"),
+        ("data", "one-batch-ahead", "rank 1 trains on rows of step 2 of one process"),
+        ("buffers", "centre", "the buffer Centred.centre of rank 1 differs"),
+        ("accumulation", "emptied-early", "1 of its 2 backward passes"),
+    ],
+)
+def test_bugs_that_ranks_or_rows_show_are_found_beside_their_twins(paceline, script, bug, words):
+    options = ("--vary=--fixed=no,yes", PAIRS / f"{script}.py", "--bug", bug)
+    code, [wrong, twin] = verified(paceline, *options)
+    cause = wrong["shown"]["findings"][0]
+    assert (code, wrong["shown"]["statement"], words in cause["reason"]) == (9, 5, True), wrong
+    expected = 4 if bug == "sum-of-shards" else 1
+    assert twin["shown"]["statement"] == expected, twin
+
+
+@pytest.mark.parametrize(
+    ("bug", "code", "statement", "words"),
+    [
+        ("meta-learning", 0, 3, "first module that computes another output"),
+        ("joined-by-context", 7, 4, "ranks may have different numbers of batches (join)"),
+    ],
+)
+def test_odd_scripts_that_differ_from_one_process_are_no_faults(
+    paceline, bug, code, statement, words
+):
+    found, [layout] = verified(paceline, PAIRS / "odd.py", "--bug", bug)
+    assert (found, layout["shown"]["statement"]) == (code, statement), layout
+    assert words in str(layout["shown"]["findings"])
+
+
+def test_a_norm_of_scaled_gradients_is_a_remark(paceline, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group()\n"
+        "torch.manual_seed(0)\n"
+        "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)\n"
+        "for batch in torch.randn(6, 16, 4):\n"
+        "    optimizer.zero_grad()\n"
+        "    rows = batch[dist.get_rank() :: dist.get_world_size()]\n"
+        "    scaler.scale((net(rows) - 1).square().mean()).backward()\n"
+        "    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"
+        "    scaler.step(optimizer)\n"
+        "    scaler.update()\n",
+        "utf-8",
+    )
+    code, [layout] = verified(paceline, "train.py")
+    assert (code, layout["shown"]["statement"]) == (0, 1), layout
+    assert "clipped while they are scaled by 1024" in layout["shown"]["findings"][0]["reason"]
+
+
+def test_a_stage_may_get_its_rows_and_labels_from_another_rank(paceline, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group()\n"
+        "torch.manual_seed(0)\n"
+        "rank, ranks = dist.get_rank(), dist.get_world_size()\n"
+        "from torch.nn import Linear, ModuleDict\n"
+        "net = ModuleDict({'body': Linear(4, 3), 'head': Linear(3, 1)})\n"
+        "if ranks > 1:\n"
+        "    net['body' if rank else 'head'] = None\n"
+        "optimizer = torch.optim.SGD([p for p in net.parameters()], lr=0.1)\n"
+        "def loss(hidden, labels):\n"
+        "    return (net['head'](hidden) - labels).square().mean()\n"
+        "data = torch.randn(6, 16, 5)\n"
+        "batches = range(6) if rank else torch.utils.data.DataLoader(data, batch_size=None)\n"
+        "for batch in batches:\n"
+        "    optimizer.zero_grad()\n"
+        "    if not rank:\n"
+        "        hidden = net['body'](batch[:, :4])\n"
+        "    if ranks == 1:\n"
+        "        loss(hidden, batch[:, 4:]).backward()\n"
+        "    elif rank:\n"
+        "        hidden, labels = torch.empty(16, 3), torch.empty(16, 1)\n"
+        "        dist.recv(hidden, 0), dist.recv(labels, 0)\n"
+        "        loss(hidden.requires_grad_(), labels).backward()\n"
+        "        dist.send(hidden.grad, 0)\n"
+        "    else:\n"
+        "        dist.send(hidden.detach(), 1), dist.send(batch[:, 4:].contiguous(), 1)\n"
+        "        gradient = torch.empty(16, 3)\n"
+        "        dist.recv(gradient, 1)\n"
+        "        hidden.backward(gradient)\n"
+        "    optimizer.step()\n",
+        "utf-8",
+    )
+    code, [layout] = verified(paceline, "train.py")
+    assert (code, layout["shown"]["statement"]) == (0, 1), layout
+
+
 def test_the_stack_of_a_layout_that_fails_is_shown_once_below_the_table(paceline, tmp_path):
     (tmp_path / "train.py").write_text(
         "import builtins, torch, torch.distributed as dist\n"
@@ -216,6 +311,12 @@ def test_plain_ddp_is_no_false_alarm_and_another_model_is_not_compared(paceline)
     assert "as one process has it" in other["finding"]["reason"]
 
 
+def test_experts_to_which_ranks_send_rows_are_not_called_wrong(paceline):
+    code, [layout] = verified(paceline, PAIRS / "odd.py", "--bug", "experts")
+    assert (code, layout["shown"]["statement"]) == (7, 4), layout
+    assert "expert parallel" in str(layout["shown"]["findings"])
+
+
 def test_each_way_to_train_allows_its_statement(paceline):
     ways = {"mean": 1, "own-rows": 2, "inside": 2, "sum-of-rows": 3, "pairs": 3, "correlation": 3}
     ways |= {"local": 4, "rarely": 4, "sum": 5}
@@ -226,5 +327,5 @@ def test_each_way_to_train_allows_its_statement(paceline):
     assert code == 9
     assert "summed over 2 ranks" in wrong["findings"][0]["reason"]
     reasons = {e["trial"]["arguments"][0]: str(e["shown"]["findings"]) for e in layouts}
-    assert "multiplies rows with each other" in reasons["--way=pairs"]
+    assert "compares rows with each other" in reasons["--way=pairs"]
     assert "torch.distributed.all_reduce loses" in reasons["--way=correlation"]

@@ -6,7 +6,7 @@ torchrun --nproc-per-node 2 buffers.py --bug other-start [--fixed]
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy, mse_loss, normalize, smooth_l1_loss
 from torch.nn.parallel import DistributedDataParallel
 from utils import CLASSES, FEATURES, Classifier, average, loader, mlp, rank, ranks, run, table
 
@@ -183,5 +183,64 @@ def reset_layer(wrong):
         optimizer.step()
 
 
+class Contrasted(nn.Module):
+    """Scores of each row's view against a queue of earlier ones, as in momentum contrast."""
+
+    queue: torch.Tensor
+
+    def __init__(self, gathers):
+        super().__init__()
+        self.gathers = gathers
+        self.encoder, self.keys = mlp(outputs=6), mlp(outputs=6).requires_grad_(False)
+        self.keys.load_state_dict(self.encoder.state_dict())
+        self.register_buffer("queue", normalize(torch.randn(64, 6)))
+
+    def forward(self, one, other):
+        queries = normalize(self.encoder(one))
+        with torch.no_grad():
+            for ours, theirs in zip(self.keys.parameters(), self.encoder.parameters(), strict=True):
+                ours.lerp_(theirs, 0.1)
+            keys = normalize(self.keys(other))
+        scores = torch.cat([(queries * keys).sum(1, keepdim=True), queries @ self.queue.T], 1)
+        every = [keys]
+        if self.gathers:
+            every = [torch.empty_like(keys) for _ in range(ranks())]
+            dist.all_gather(every, keys)
+        self.queue = torch.cat([*every, self.queue])[:64]
+        return scores / 0.2
+
+
+def own_queue(wrong):
+    """The queue has the rows of each rank alone, and DDP does not send it."""
+    net = DistributedDataParallel(Contrasted(gathers=not wrong), broadcast_buffers=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for inputs, _ in loader(table()):
+        optimizer.zero_grad()
+        scores = net(inputs, inputs.flip(1))
+        cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long)).backward()
+        optimizer.step()
+
+
+def lazy_target(wrong):
+    """The target network of a Q-learner is renewed whenever an episode of the rank ends."""
+    learner, target = mlp(), mlp().requires_grad_(False)
+    target.load_state_dict(learner.state_dict())
+    net = DistributedDataParallel(learner)
+    optimizer = torch.optim.Adam(learner.parameters(), lr=0.02)
+    for step, (states, actions) in enumerate(loader(table())):
+        with torch.no_grad():
+            values = states.sum(1) + 0.9 * target(states.roll(1, 1)).amax(1)
+        optimizer.zero_grad()
+        chosen = net(states).gather(1, actions[:, None]).squeeze(1)
+        smooth_l1_loss(chosen, values).backward()
+        optimizer.step()
+        if step % 2 == (rank() if wrong else 0):
+            target.load_state_dict(learner.state_dict())
+
+
 if __name__ == "__main__":
-    run(__doc__, other_start, teacher, observations, codebook, centre, observer, reset_layer)
+    run(
+        __doc__,
+        *(other_start, teacher, observations, codebook, centre, observer, reset_layer),
+        *(own_queue, lazy_target),
+    )

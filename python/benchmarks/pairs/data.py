@@ -7,7 +7,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    WeightedRandomSampler,
+)
 from utils import BATCH, FEATURES, Classifier, loader, rank, ranks, run, table
 
 
@@ -103,6 +109,41 @@ def epoch_of_rank(wrong):
     trained([DataLoader(dataset, batch_size=BATCH // ranks(), sampler=sampler)])
 
 
+class Stream(IterableDataset):
+    """Rows of a stream, of which each worker of each rank has a part."""
+
+    def __init__(self, rows, part, parts):
+        self.rows, self.part, self.parts = rows, part, parts
+
+    def __iter__(self):
+        yield from (row for n, row in enumerate(self.rows) if n % self.parts == self.part)
+
+
+def workers_alone(wrong):
+    """A stream is divided among the workers of a rank, and not among the ranks."""
+    part, parts = (0, 1) if wrong else (rank(), ranks())
+    stream = Stream(list(table(192)), part, parts)
+    trained([DataLoader(stream, batch_size=BATCH // ranks())])
+
+
+def shards_before_split(wrong):
+    """Each rank shuffles the list of shards in its own way before it takes its part."""
+    rows = list(table(192))
+    shards = [rows[begin : begin + 12] for begin in range(0, 192, 12)]
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(rank() if wrong else 0))
+    own = [row for shard in order[rank() :: ranks()].tolist() for row in shards[shard]]
+    trained([DataLoader(own, batch_size=BATCH // ranks())])
+
+
+def same_draws(wrong):
+    """Rows are drawn by weights of their classes, with the same generator on all ranks."""
+    dataset = table(256)
+    labels = dataset.tensors[1]
+    generator = torch.Generator().manual_seed(8 + (0 if wrong else rank()))
+    sampler = WeightedRandomSampler(1.0 / labels.bincount()[labels], 64, generator=generator)
+    trained([DataLoader(dataset, batch_size=BATCH // ranks(), sampler=sampler)])
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -114,4 +155,7 @@ if __name__ == "__main__":
         one_batch_ahead,
         rank_of_node,
         epoch_of_rank,
+        workers_alone,
+        shards_before_split,
+        same_draws,
     )

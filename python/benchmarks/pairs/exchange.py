@@ -8,7 +8,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, mse_loss
 from torch.nn.parallel import DistributedDataParallel
-from utils import FEATURES, Classifier, average, loader, mlp, rank, ranks, run, table
+from utils import (
+    FEATURES,
+    Classifier,
+    average,
+    loader,
+    mlp,
+    rank,
+    ranks,
+    run,
+    sum_of_ranks,
+    table,
+)
 
 
 def no_exchange(wrong):
@@ -142,9 +153,137 @@ def unused_branch(wrong):
         optimizer.step()
 
 
+def never_written_back(wrong):
+    """Hooks reduce copies of gradients while others are computed, as Horovod does."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    started = {}
+
+    def start(parameter):
+        copy = parameter.grad.double()
+        started[parameter] = dist.all_reduce(copy, async_op=True), copy
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(start)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter, (handle, copy) in started.items():
+            handle.wait()
+            if not wrong:
+                parameter.grad.copy_(copy / ranks())
+        started.clear()
+        optimizer.step()
+
+
+def reduced_loss(wrong):
+    """The mean of the losses of all ranks, which was made to be printed, goes backward."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        loss = cross_entropy(net(inputs), labels)
+        shown = loss.clone()
+        dist.all_reduce(shown)
+        shown = shown / ranks()
+        (shown if wrong else loss).backward()
+        optimizer.step()
+
+
+def left_out(wrong):
+    """DDP leaves out a parameter, whose gradient must be averaged by hand."""
+    model = Classifier()
+    model._ddp_params_and_buffers_to_ignore = ["body.weight"]  # noqa: SLF001  (as libraries do)
+    net = DistributedDataParallel(model)
+    optimizer = torch.optim.Adagrad(net.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        average([] if wrong else [model.body.weight])
+        optimizer.step()
+
+
+def after_step(wrong):
+    """Gradients are averaged when the optimiser has already used them."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        if not wrong:
+            average(model.parameters())
+        optimizer.step()
+        if wrong:
+            average(model.parameters())
+
+
+class Adapted(nn.Module):
+    """A frozen layer, and a product of two small matrices."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(2, layer.in_features) / 3)
+        self.up = nn.Parameter(torch.zeros(layer.out_features, 2))
+
+    def forward(self, inputs):
+        return self.layer(inputs) + inputs @ self.down.T @ self.up.T
+
+
+def late_adapters(wrong):
+    """Adapters are put into the model after it was wrapped."""
+    model = Classifier()
+    if not wrong:
+        model.body, model.head = Adapted(model.body), Adapted(model.head)
+    net = DistributedDataParallel(model)
+    if wrong:
+        model.body, model.head = Adapted(model.body), Adapted(model.head)
+        model.norm.requires_grad_(False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def server(wrong):
+    """Rank 0 alone has an optimiser: it gets the gradients of all, and sends its weights."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05) if rank() == 0 else None
+    for inputs, labels in loader(table()):
+        model.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            dist.reduce(parameter.grad, dst=0)
+            parameter.grad /= 1 if wrong else ranks()
+        if optimizer is not None:
+            optimizer.step()
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, src=0)
+
+
+def policy(wrong):
+    """A policy gradient, whose loss is negative, is averaged, and divided again."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for states, actions in loader(table()):
+        rewards = states.sum(1)
+        advantages = rewards - sum_of_ranks(rewards.mean()) / ranks()
+        optimizer.zero_grad()
+        chosen = -cross_entropy(model(states), actions, reduction="none")
+        (-(advantages * chosen).mean()).backward()
+        average(model.parameters())
+        if wrong:
+            for parameter in model.parameters():
+                parameter.grad /= ranks()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(no_exchange, total, total_with_dropout, divided_twice, tied_twice, late_drift, new_head),
-        unused_branch,
+        *(unused_branch, never_written_back, reduced_loss, left_out, after_step, late_adapters),
+        *(server, policy),
     )

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.functional import cross_entropy, mse_loss, normalize
+from torch.nn.functional import cross_entropy, l1_loss, mse_loss, normalize
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Sampler
@@ -568,6 +568,169 @@ def reduced_mean(_wrong):
         optimizer.step()
 
 
+class Repeated(Sampler):
+    """Gives each row to several ranks in turn, as each will see another view of it."""
+
+    def __init__(self, size, repeats=3):
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(2))
+        self.own = order.repeat_interleave(repeats)[rank() :: ranks()].tolist()
+
+    def __iter__(self):
+        return iter(self.own)
+
+    def __len__(self):
+        return len(self.own)
+
+
+def repeated_augmentation(_wrong):
+    """Ranks have views of the same rows."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    dataset = table()
+    torch.manual_seed(60 + rank())
+    for inputs, labels in DataLoader(dataset, batch_size=8, sampler=Repeated(len(dataset))):
+        views = inputs * (1 + 0.1 * torch.randn_like(inputs))
+        optimizer.zero_grad()
+        cross_entropy(net(views), labels).backward()
+        optimizer.step()
+
+
+class Experts(nn.Module):
+    """Each rank has an expert, to which all ranks send a part of their rows."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.expert = nn.Sequential(nn.Linear(width, 24), nn.ReLU(), nn.Linear(24, width))
+
+    def forward(self, rows):
+        sent = Sent.apply(rows.view(ranks(), -1, rows.shape[1]))
+        return rows + Sent.apply(self.expert(sent)).reshape(rows.shape)
+
+
+class Sent(torch.autograd.Function):
+    """Part r of the rows goes to rank r."""
+
+    @staticmethod
+    def forward(ctx, rows):
+        found = torch.empty_like(rows)
+        dist.all_to_all_single(found, rows.contiguous())
+        return found
+
+    @staticmethod
+    def backward(ctx, gradient):
+        found = torch.empty_like(gradient)
+        dist.all_to_all_single(found, gradient.contiguous())
+        return found
+
+
+def experts(_wrong):
+    """A mixture of experts, of which each rank has one; other weights are averaged."""
+    first, last = nn.Linear(FEATURES, 16), nn.Linear(16, CLASSES)
+    batches = loader(table())
+    torch.manual_seed(80 + rank())
+    middle = Experts(16)
+    model = nn.Sequential(first, middle, last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for inputs, labels in batches:
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average([*first.parameters(), *last.parameters()])
+        for parameter in middle.parameters():
+            parameter.grad /= ranks()
+        optimizer.step()
+
+
+def per_sample_gradients(_wrong):
+    """The gradient of each row is clipped, as for differential privacy."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss_of(weights, row, label):
+        outputs = torch.func.functional_call(model, weights, row[None])
+        return cross_entropy(outputs, label[None])
+
+    gradients = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0, 0))
+    for inputs, labels in loader(table()):
+        weights = {name: each.detach() for name, each in model.named_parameters()}
+        found = gradients(weights, inputs, labels)
+        norms = torch.stack([each.flatten(1).norm(dim=1) for each in found.values()]).norm(dim=0)
+        factors = (1 / norms).clamp(max=1) / BATCH
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.einsum("n,n...->...", factors, found[name])
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+
+
+def optimiser_in_backward(_wrong):
+    """Each parameter has an optimiser, which steps as soon as its gradient is complete."""
+    model = Classifier()
+    own = {each: torch.optim.AdamW([each], lr=0.01) for each in model.parameters()}
+
+    def step(parameter):
+        average([parameter])
+        own[parameter].step()
+        own[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for inputs, labels in loader(table()):
+        cross_entropy(model(inputs), labels).backward()
+
+
+def hardest_pairs(_wrong):
+    """A loss of the hardest pairs among the rows of each rank."""
+    net = DistributedDataParallel(mlp(outputs=8))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(90 + rank())
+    classes = torch.arange(4).repeat_interleave(4)
+    same = classes[:, None] == classes
+    for _ in range(8):
+        inputs = torch.randn(16, FEATURES, generator=generator) + classes[:, None]
+        outputs = net(inputs)
+        distances = torch.cdist(outputs, outputs)
+        far = distances.masked_fill(~same, 0).amax(1)
+        near = distances.masked_fill(same, 99).amin(1)
+        optimizer.zero_grad()
+        torch.relu(far - near + 0.5).mean().backward()
+        optimizer.step()
+
+
+def attack(_wrong):
+    """Rows are moved along the sign of their gradient, by a pass whose other gradients are lost."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for inputs, labels in loader(table()):
+        rows = inputs.clone().requires_grad_()
+        cross_entropy(net(rows), labels).backward()
+        optimizer.zero_grad()
+        cross_entropy(net((rows + 0.05 * rows.grad.sign()).detach()), labels).backward()
+        optimizer.step()
+
+
+def tasks_of_ranks(_wrong):
+    """Each rank draws the task of its batch; heads that it does not use have no gradient."""
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.heads = mlp(outputs=12), nn.ModuleList(nn.Linear(12, 4) for _ in "ab")
+
+        def forward(self, inputs, task):
+            return self.heads[task](torch.relu(self.body(inputs)))
+
+    net = DistributedDataParallel(Shared(), find_unused_parameters=True)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(95 + rank())
+    for step in range(8):
+        inputs = torch.randn(8, FEATURES, generator=generator)
+        task = (step // 2 + rank()) % 2
+        outputs = net(inputs, task)
+        loss = (mse_loss if task else l1_loss)(outputs, inputs[:, :4].sin())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -576,5 +739,6 @@ if __name__ == "__main__":
         *(global_norm, uneven_end, masked_words, contrastive, batch_per_rank, batch_norm),
         *(dropout, sharp_minima, joined_by_context, actor_critic, unused_parameters, autocast),
         *(recurrent, gradient_penalty, meta_learning, several_losses, new_optimiser),
-        reduced_mean,
+        *(reduced_mean, repeated_augmentation, experts, per_sample_gradients),
+        *(optimiser_in_backward, hardest_pairs, attack, tasks_of_ranks),
     )

@@ -7,10 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.nn.functional import all_gather as gather_with_gradient
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 from utils import (
+    BATCH,
     CLASSES,
+    FEATURES,
     Classifier,
     Tagger,
     average,
@@ -145,9 +148,87 @@ def lost_negatives(wrong):
         optimizer.step()
 
 
+class GatherLayer(torch.autograd.Function):
+    """The rows of all ranks. Backward: the gradient of this rank's ones, of one rank or of all."""
+
+    @staticmethod
+    def forward(ctx, rows, of_all):
+        ctx.of_all = of_all
+        every = [torch.empty_like(rows) for _ in range(ranks())]
+        dist.all_gather(every, rows)
+        return torch.cat(every)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        if ctx.of_all:
+            dist.all_reduce(gradient)
+        return gradient.chunk(ranks())[rank()], None
+
+
+def gather_layer(wrong):
+    """Each rank has the loss of all rows, and the gradient of its own ones, which DDP divides."""
+    net = DistributedDataParallel(mlp(outputs=8))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for inputs, _ in loader(table()):
+        one = GatherLayer.apply(normalize(net(inputs)), not wrong)
+        other = GatherLayer.apply(normalize(net(inputs.flip(1))), not wrong)
+        optimizer.zero_grad()
+        cross_entropy(one @ other.T / 0.5, torch.arange(len(one))).backward()
+        optimizer.step()
+
+
+def graph_nodes(wrong):
+    """Graphs have unequal numbers of nodes, and the mean is over the nodes of each rank."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    sizes = torch.randint(2, 9, (64,)).tolist()
+    graphs = [(torch.randn(size, FEATURES), torch.randint(0, CLASSES, (size,))) for size in sizes]
+    sampler = DistributedSampler(graphs, shuffle=False)
+    batches = DataLoader(
+        graphs, batch_size=BATCH // ranks(), sampler=sampler, collate_fn=lambda each: each
+    )
+    for batch in batches:
+        nodes, labels = (torch.cat(each) for each in zip(*batch, strict=True))
+        loss = cross_entropy(net(nodes), labels)
+        if not wrong:
+            loss = loss * len(nodes) * ranks() / sum_of_ranks(len(nodes))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def own_positives(wrong):
+    """A focal loss is divided by the positive places of each rank's rows."""
+    net = DistributedDataParallel(mlp(outputs=CLASSES))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for inputs, _ in loader(table()):
+        targets = (inputs[:, :CLASSES] > 1).float()
+        losses = binary_cross_entropy_with_logits(net(inputs), targets, reduction="none")
+        focal = (1 - (-losses).exp()).square() * losses
+        count = targets.sum() if wrong else sum_of_ranks(targets.sum()) / ranks()
+        optimizer.zero_grad()
+        (focal.sum() / count.clamp(min=1)).backward()
+        optimizer.step()
+
+
+def penalty_of_rank_0(wrong):
+    """A penalty on weights is added where the loss is printed, on rank 0."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for inputs, labels in loader(table()):
+        loss = cross_entropy(net(inputs), labels)
+        if rank() == 0 or not wrong:
+            loss = loss + 0.01 * sum(parameter.abs().sum() for parameter in net.parameters())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(token_mean, uneven_shares, last_batch, class_weights, masked_error),
-        *(longest_first, importance, lost_negatives),
+        *(longest_first, importance, lost_negatives, gather_layer, graph_nodes, own_positives),
+        penalty_of_rank_0,
     )

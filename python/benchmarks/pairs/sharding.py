@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from utils import Classifier, average, loader, mlp, rank, ranks, run, table
 
 
@@ -112,5 +113,57 @@ def summed_again(wrong):
         optimizer.step()
 
 
+def early_optimiser(wrong):
+    """The optimiser is made before the model is sharded, and steps tensors that nothing uses."""
+    model = Classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for part in (model.body, model.head, model):
+        fully_shard(part)
+    if not wrong:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for inputs, labels in loader(table()):
+        model.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+class DividedSigns(torch.optim.Optimizer):
+    """Each rank computes the updates of some matrices, and all get them (as Muon does)."""
+
+    def __init__(self, parameters, lr, leaves_out):
+        super().__init__(list(parameters), {"lr": lr})
+        self.leaves_out = leaves_out
+
+    @torch.no_grad()
+    def step(self, closure=None):  # noqa: ARG002
+        for group in self.param_groups:
+            for number, parameter in enumerate(group["params"]):
+                is_last = self.leaves_out and number == len(group["params"]) - 1
+                update = torch.zeros_like(parameter)
+                if number % ranks() == rank():
+                    update = parameter.grad / (parameter.grad.norm() + 1e-6)
+                if not is_last:
+                    dist.all_reduce(update)
+                parameter.sub_(update, alpha=group["lr"])
+
+
+def dropped_matrix(wrong):
+    """Updates of the matrices past a multiple of the ranks are not sent."""
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(2)), mlp())
+    net = DistributedDataParallel(model)
+    matrices = [p for p in model.parameters() if p.dim() > 1][:3]
+    others = [p for p in model.parameters() if all(p is not each for each in matrices)]
+    optimizers = DividedSigns(matrices, 0.05, wrong), torch.optim.Adam(others, lr=0.01)
+    for inputs, labels in loader(table()):
+        net.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        for each in optimizers:
+            each.step()
+
+
 if __name__ == "__main__":
-    run(__doc__, own_norm, lost_broadcast, other_owner, sum_of_shards, stale_gather, summed_again)
+    run(
+        __doc__,
+        *(own_norm, lost_broadcast, other_owner, sum_of_shards, stale_gather, summed_again),
+        *(early_optimiser, dropped_matrix),
+    )

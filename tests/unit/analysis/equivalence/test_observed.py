@@ -188,6 +188,110 @@ def test_a_gradient_that_differs_has_a_likely_cause(ours, reference, words):
     assert words in result.reason
 
 
+OTHER = {"gradient": [tensor(NAMES[0], 0.9), tensor(NAMES[1], 1.2)]}
+
+
+def test_a_loss_that_differs_by_no_factor_is_no_matter_of_weights():
+    def of_head(rank, numbers):
+        found = ranks(OTHER)
+        head = found[rank].calls[1]
+        found[rank].calls[1] = dataclasses.replace(head, backward=[numbers] * 2)
+        return found
+
+    weights = found(of_head(1, [6.0, 3.0]))
+    assert (weights.kind, weights.module) == ("gradient", "head")
+    assert "ranks weight samples differently" in weights.reason
+    targets = found(of_head(1, [2.0, 1.9]))
+    assert (targets.kind, targets.module) == ("loss", "head")
+    assert "samples have other targets" in targets.reason
+
+
+def test_outputs_that_cannot_be_compared_row_by_row_prove_nothing():
+    ours = ranks({**OTHER, "has_unknown_rows": True})
+    assert (found(ours).passed, found(ours).kind) == (False, "module")
+    for each in ours:
+        each.calls = []
+    assert found(ours).kind == "module"
+    assert found(ranks(OTHER)).kind == "loss"  # all modules agree
+
+
+def test_rows_whose_gradient_is_lost_between_modules_are_counted():
+    ours = ranks(OTHER)
+    hidden = ours[1].calls[0]
+    ours[1].calls[0] = dataclasses.replace(hidden, backward=None)
+    result = found(ours)
+    assert (result.kind, result.module) == ("gradient", "hidden")
+    assert "no gradient arrives at hidden for 2 of 4 samples" in result.reason
+
+
+def test_gradients_that_are_multiplied_between_modules_are_found():
+    result = found(ranks(OTHER, modules={"hidden": {"backward": 1.0}}))
+    assert "gradients are multiplied by 0.50 on their way to hidden" in result.reason
+
+
+def test_ranks_that_all_have_the_whole_batch_need_no_factor():
+    whole = {"samples": SAMPLES, "gradient": tensors(factor=4.0)}
+    stages = ranks(whole, scale=4.0)
+    for each in stages:
+        each.calls = calls(SAMPLES, scale=4.0)
+    result = found(stages, one_process(losses=[1.0] * 4))
+    assert "gradients of 4 accumulated passes were not divided" in result.reason
+
+
+def test_a_stage_without_a_batch_knows_its_samples_by_their_places():
+    stages = ranks({"samples": SAMPLES, **OTHER}, {"samples": (), **OTHER})
+    stages[0].calls = calls(SAMPLES, scale=1.0)[:1]
+    last = call("head", [f"#{place}" for place in range(4)], backward=1.0)
+    stages[1].calls = [dataclasses.replace(last, forward=[[7.0, 1.0]] * 4)]
+    assert "head (Linear) is the first module" in found(stages).reason
+
+
+def test_an_update_that_is_lost_between_steps_is_found():
+    lost = [dataclasses.replace(tensor(NAMES[0]), difference_l2=1.0)]
+    ours = ranks()
+    ours[1].updates[1] = dataclasses.replace(ours[1].updates[1], begin=lost)
+    result = found(ours)
+    assert (result.passed, result.kind, result.step) == (False, "update", 0)
+    assert "on rank 1 it has another value when the next step begins" in result.reason
+    moves = one_process()
+    moves.updates[1] = dataclasses.replace(moves.updates[1], begin=lost)
+    assert found(ours, moves).passed is True  # one process changes its weights between steps, too
+    nearly = [dataclasses.replace(tensor(NAMES[0]), difference_l2=0.01)]
+    ours[1].updates[1] = dataclasses.replace(ours[1].updates[1], begin=nearly)
+    assert found(ours).passed is True
+
+
+def numbers(rows, shift=0.0, factor=1.0):
+    return [[factor * (row * row + 3 * n) + shift * n for n in range(8)] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "seed", "kind"),
+    [
+        (numbers([0, 2, 4, 6]), numbers([1, 3, 5, 7]), "a", "none"),
+        (numbers([0, 2, 4, 6], shift=0.1), numbers([1, 3, 5, 7], shift=0.2), "a", "inputs"),
+        (numbers([0, 1, 2, 3], factor=2), numbers([4, 5, 6, 7]), "a", "inputs"),
+        (numbers([0, 2, 4, 6], shift=0.1), numbers([1, 3, 5, 7]), "b", "none"),  # at random
+        (numbers([9, 1, 8, 6]), numbers([2, 3, 5, 7]), "a", "none"),  # other rows
+    ],
+)
+def test_rows_that_each_rank_shifts_by_its_own_moments_are_found(first, second, seed, kind):
+    reference = one_process(inputs=numbers(range(8)), generators={"torch": "a"})
+    seeds = {"generators": {"torch": seed}}
+    ours = ranks({"inputs": first, **seeds}, {"inputs": second, **seeds})
+    assert found(ours, reference).kind == kind
+
+
+def test_a_whole_weight_of_one_rank_is_named_beside_divided_ones():
+    ours = ranks()
+    for rank, each in enumerate(ours):
+        each.initial = [tensor(NAMES[1], 1.0 + 0.1 * rank)]
+        each.unknown = [NAMES[0]]
+    result = found(ours)
+    assert result.kind == "start-of-rank"
+    assert "head.weight of rank 1 differs from that of rank 0 and of one process" in result.reason
+
+
 def test_a_gradient_that_differs_is_judged_where_no_rank_has_a_whole_output():
     ours = ranks({"gradient": tensors(factor=2.0)})
     for each in ours:
@@ -296,3 +400,33 @@ def test_several_ranks_are_a_reference_with_the_samples_and_modules_of_all():
     assert less.kind == "samples"
     other = judge(four[:3], [], ranks({"gradient": tensors(factor=3.0)}))
     assert "2 ranks train on 4 samples in a step, 2 each, 3 ranks on 3" in other.reason
+
+
+def noisy(noise=0.2):
+    """Changes of which elements with a gradient of roundings differ."""
+    return [dataclasses.replace(each, noise_l2=noise) for each in tensors(difference=noise)]
+
+
+def test_elements_whose_gradient_is_nothing_but_roundings_are_not_compared():
+    assert found(ranks({"change": noisy()})).passed is True
+    apart = [dataclasses.replace(each, noise_l2=0.1) for each in tensors(difference=0.2)]
+    assert (result := found(ranks({"change": apart}))).kind == "update", result
+
+
+def test_steps_after_such_elements_have_moved_are_not_compared_unless_roundings_are_measured():
+    ours = [
+        dataclasses.replace(
+            each,
+            updates=[
+                dataclasses.replace(each.updates[0], change=noisy()),
+                dataclasses.replace(each.updates[1], gradient=tensors(factor=0.5)),
+            ],
+        )
+        for each in ranks()
+    ]
+    limited = found(ours)
+    assert (limited.passed, limited.steps) == (True, 1)
+    assert "only the steps to step 1 were compared with one process" in limited.limit
+    first = dataclasses.replace(ROUNDED.updates[0], change=noisy(1e-3))
+    measured = dataclasses.replace(ROUNDED, updates=[first, ROUNDED.updates[1]])
+    assert judge([one_process()], [measured], ours).passed is False

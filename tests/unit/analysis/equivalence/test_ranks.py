@@ -14,6 +14,7 @@ from paceline.analysis.equivalence.ranks import Statement, judge_ranks
 from paceline.analysis.equivalence.shown import shown
 from paceline.measure.records.own_steps import (
     COMPRESSED,
+    DIVIDED,
     BackwardPass,
     Group,
     LaterWeights,
@@ -39,6 +40,7 @@ def sketch_of(values):
         numbers=base64.b64encode(raw).decode(),
         l2=float(np.linalg.norm(values)),
         crc32=zlib.crc32(raw),
+        total=float(np.sum(values)),
     )
 
 
@@ -98,11 +100,18 @@ def a_step(rank, used, *, passes=1, step=0, **more):
     return OwnStep(step=step, optimizer=0, **{**fields, **more})
 
 
-def judged(*steps, drift=0.0, **more):
-    """Judge a training of one step for each rank. drift: of the weights after it, per rank."""
+def judged(*steps, drift=0.0, moved=0.0, **more):
+    """Judge a training of one step for each rank.
+
+    drift: of the weights after it, per rank. moved: by the step, on all ranks.
+    """
     records = [
         OwnSteps(
-            steps=[each], after=weights(1 + rank * drift), counts=[1], optimizers=["SGD"], **more
+            steps=[each],
+            after=weights(1 + moved + rank * drift),
+            counts=[1],
+            optimizers=["SGD"],
+            **more,
         )
         for rank, each in enumerate(steps)
     ]
@@ -150,6 +159,30 @@ def test_a_sum_is_not_the_mean(used, factor, words):
     assert found.statement == Statement.WRONG
     assert (found.findings[0].factor, found.findings[0].step) == (factor, 0)
     assert words in first(found)
+
+
+def test_a_sum_is_not_the_mean_of_a_loss_with_a_minus():
+    # Such as the mean of negative log-probabilities.
+    assert of_both(terms=[term(-1.0)]).findings == ()
+    found = of_both(lambda name: 2 * mean(name), terms=[term(-1.0)])
+    assert "summed over 2 ranks" in first(found)
+
+
+def test_a_sum_of_several_numbers_of_each_row_may_be_divided_by_the_rows():
+    a_sum = {"kind": "SumBackward0", "is_mean": False, "elements": 40.0}  # of 8 rows
+    assert of_both(terms=[term(1 / 8, **a_sum)]).findings == ()
+    assert of_both(terms=[term(1 / 40, **a_sum)]).findings == ()
+    found = of_both(lambda name: 2 * mean(name), terms=[term(1 / 8, **a_sum)])
+    assert "summed over 2 ranks" in first(found)
+    assert of_both(terms=[term(1 / 10, **a_sum)]).statement == Statement.MEAN
+
+
+def test_an_optimiser_that_steps_none_of_the_weights_with_a_gradient_is_wrong():
+    steps = [replace(a_step(rank, mean), used=[]) for rank in range(RANKS)]
+    found = judged(*steps)
+    assert (found.statement, found.findings[0].kind) == (Statement.WRONG, "no-optimiser")
+    moving = judged(*steps, moved=0.5)
+    assert moving.statement == Statement.NOT_SHOWN
 
 
 def test_a_sum_is_right_if_the_loss_is_divided_by_the_ranks():
@@ -254,6 +287,48 @@ def test_weights_groups_and_numbers_of_steps_must_be_equal():
     assert "rank 1 takes 2 steps, rank 0 takes 1" in first(judge_ranks(records, 4))
 
 
+def test_experts_of_a_rank_are_not_shown_and_other_weights_of_its_own_are_wrong():
+    def used(rank):
+        return lambda name: own_values(name, rank) / 2 if name == "body.weight" else mean(name)
+
+    def states(rank):
+        body, head = weights()
+        value = sketch_of(np.full(64, 1.0 + rank))
+        return [replace(body, shape=[8, 8], value=value), replace(head, shape=[8, 8])]
+
+    steps = [a_step(rank, used(rank), weights=states(rank)) for rank in range(RANKS)]
+    for modules in (["body"], [""]):
+        found = judged(*steps, exchanging=modules)
+        assert found.statement == Statement.NOT_SHOWN
+        assert "body.weight of their own, to which they send rows (expert parallel)" in first(found)
+    assert judged(*steps, exchanging=["head"]).statement == Statement.WRONG
+    assert judged(*steps).statement == Statement.WRONG
+
+
+def test_gradients_that_were_not_seen_may_be_equal_to_those_of_one_process():
+    agrees = LayoutFinding(passed=True, reason="1 steps agree", steps=1)
+    unseen = judged(*(replace(a_step(rank, mean), own=[]) for rank in range(RANKS)))
+    assert unseen.statement == Statement.NOT_SHOWN
+    assert shown(agrees, unseen).statement == Statement.EQUAL
+    nothing = judged(*(replace(a_step(rank, mean), own=[], used=[]) for rank in range(RANKS)))
+    assert shown(agrees, nothing).statement == Statement.NOT_SHOWN
+
+
+def test_weights_that_drift_beside_divided_layers_are_explained_by_rows():
+    found = judged(*(a_step(rank, mean) for rank in range(RANKS)), drift=0.1, layout=[DIVIDED])
+    assert found.statement == Statement.WRONG
+    assert "ranks that divide layers need the same rows, and have others" in first(found)
+
+
+def test_other_terms_on_ranks_are_the_cause_of_another_gradient_than_that_of_one_process():
+    differs = LayoutFinding(passed=False, kind="gradient", reason="all modules agree", step=0)
+    terms = [term(), term(kind="SumBackward0", is_mean=False)]
+    ranks = judged(a_step(0, mean, terms=terms), a_step(1, mean))
+    found = shown(differs, ranks)
+    assert (ranks.statement, found.statement) == (Statement.MEAN, Statement.WRONG)
+    assert found.findings[0].reason == "the losses of ranks have different terms"
+
+
 def test_local_sgd_and_compressed_gradients_are_not_shown():
     records = [
         OwnSteps(
@@ -342,7 +417,7 @@ def test_a_gradient_that_all_reduce_loses_is_a_suspicion_where_ranks_have_rows_o
 def test_a_loss_that_multiplies_rows_is_no_mean_over_them():
     found = of_both(mixes_rows=True)
     assert (found.statement, found.is_suspicious) == (Statement.MEAN, False)
-    assert "multiplies rows with each other" in first(found)
+    assert "compares rows with each other" in first(found)
 
 
 def test_a_parameter_that_only_one_process_steps_is_a_fault():
@@ -442,6 +517,217 @@ def test_weights_that_drift_apart_in_later_steps_are_found():
     assert found(1e-5).statement == Statement.DATA_PARALLEL  # rounding of many steps
     assert found(0.01).statement == Statement.WRONG
     assert [each.step for each in found(0.01).findings if each.level == "fault"] == [8]
+
+
+def own_of(name, rank, fresh):
+    """Gradients of passes; fresh: whether each began with none."""
+    passes = [
+        OwnPass(number=p, fresh=each, first=sketch_of(own_values(name, rank, p)))
+        for p, each in enumerate(fresh)
+    ]
+    return OwnGradient(place=TensorPart(name=name), passes=passes)
+
+
+def test_a_rank_that_empties_its_gradients_between_passes_is_found():
+    def used(name):
+        return (own_values(name, 0) + own_values(name, 0, 1) + own_values(name, 1, 1)) / RANKS
+
+    def step(rank, fresh, **more):
+        own_ones = [own_of(name, rank, fresh) for name in NAMES]
+        halves = [term(0.5, number=p) for p in range(2) if p >= fresh.count(True) - 1]
+        return a_step(rank, used, passes=2, own=own_ones, **{"terms": halves, **more})
+
+    found = judged(step(0, [True, False]), step(1, [True, True]))
+    assert found.statement == Statement.WRONG
+    assert "rank 1 steps with the gradients of 1 of its 2 backward passes" in first(found)
+    # A test of rank 1 before the step is no pass that others add up.
+    fine = [term(1.0, number=1)]
+    alone = judged(
+        a_step(0, lambda n: (own_values(n, 0) + own_values(n, 1, 1)) / RANKS),
+        replace(
+            a_step(1, lambda n: (own_values(n, 0) + own_values(n, 1, 1)) / RANKS),
+            own=[own_of(name, 1, [True, True]) for name in NAMES],
+            terms=fine,
+        ),
+    )
+    assert alone.statement == Statement.DATA_PARALLEL
+
+
+def test_other_numbers_of_passes_are_wrong_if_samples_have_other_weights():
+    def used(name):
+        return (
+            sum(own_values(name, 0, p) for p in range(2))
+            + sum(own_values(name, 1, p) for p in range(3))
+        ) / RANKS
+
+    def step(rank, passes, weight):
+        return a_step(
+            rank, used, passes=passes, terms=[term(weight, number=p) for p in range(passes)]
+        )
+
+    means = judged(step(0, 2, 1 / 2), step(1, 3, 1 / 3))
+    assert means.statement == Statement.WRONG
+    assert "different numbers of backward passes (2 on rank 0, 3 on rank 1)" in first(means)
+    assert means.findings[0].factor == pytest.approx(1.5)
+    sums = judged(step(0, 2, 2 / 5), step(1, 3, 2 / 5))
+    assert (sums.statement, sums.findings) == (Statement.DATA_PARALLEL, ())
+    other = judged(step(0, 2, 1 / 5), step(1, 3, 1 / 5))
+    assert "the weights of all rows add up to 0.5" in first(other)
+
+
+def second_step(rank, *, fresh, **more):
+    return a_step(rank, mean, step=1, own=[own_of(n, rank, [fresh]) for n in NAMES], **more)
+
+
+def of_two_steps(seconds, **more):
+    return judge_ranks(
+        [
+            OwnSteps(
+                steps=[a_step(r, mean), each],
+                after=weights(),
+                counts=[2],
+                optimizers=["SGD"],
+                **more,
+            )
+            for r, each in enumerate(seconds)
+        ],
+        2,
+    )
+
+
+def test_a_rank_that_keeps_gradients_of_the_step_before_is_found():
+    both = of_two_steps([second_step(r, fresh=False) for r in range(RANKS)])
+    assert not [each for each in both.findings if each.kind == "emptied"]
+    found = of_two_steps([second_step(r, fresh=bool(r)) for r in range(RANKS)])
+    assert found.statement == Statement.WRONG
+    assert "rank 0 adds to the gradient of body.weight, head.weight of the step before" in first(
+        found
+    )
+
+
+def test_updates_that_never_last_are_wrong():
+    every = [second_step(r, fresh=True, lost=list(NAMES)) for r in range(RANKS)]
+    found = of_two_steps(every)
+    assert found.statement == Statement.WRONG
+    assert first(found).startswith("the optimiser moves all weights, but before the next step")
+    later = of_two_steps(every, marks=[1, 2])  # they change after some steps
+    assert later.statement == Statement.DATA_PARALLEL
+    some = of_two_steps([second_step(r, fresh=True, lost=NAMES[:1]) for r in range(RANKS)])
+    assert some.statement == Statement.DATA_PARALLEL
+
+
+def moment(value):
+    place = TensorPart(name="exp_avg of head.weight")
+    return State(place=place, shape=[64], value=sketch_of(np.full(64, value)))
+
+
+@pytest.mark.parametrize(
+    ("first_rank", "second_rank", "words"),
+    [
+        ([moment(1.0)], [moment(1.0)], None),
+        ([moment(1.0)], [moment(1.0 + 1e-8)], None),
+        ([moment(0.0)], [], None),
+        ([moment(1.0)], [], "begins with exp_avg of head.weight, that of rank 1 without it"),
+        ([moment(1.0)], [moment(2.0)], "that of rank 0 with another one"),
+    ],
+)
+def test_optimisers_begin_with_equal_moments(first_rank, second_rank, words):
+    found = judged(a_step(0, mean, moments=first_rank), a_step(1, mean, moments=second_rank))
+    assert (found.statement == Statement.WRONG) == (words is not None)
+    assert words is None or words in first(found)
+
+
+def test_gradients_that_are_clipped_before_they_are_unscaled_are_a_remark_or_the_cause():
+    ranks = of_both(clipped_scale=1024.0)
+    assert (ranks.statement, len(ranks.findings)) == (Statement.DATA_PARALLEL, 1)
+    assert "clipped while they are scaled by 1024" in first(ranks)
+    differs = LayoutFinding(passed=False, kind="gradient", reason="differs", step=0)
+    found = shown(differs, ranks)
+    assert (found.statement, found.findings[0].kind) == (Statement.WRONG, "clipped-scaled")
+
+
+def stage(rank, **more):
+    name = NAMES[rank]
+    value = sketch_of(own_values(name, rank))
+    used = [UsedGradient(place=TensorPart(name=name), value=value)]
+    fields = {
+        "weights": [each for each in weights() if each.place.name == name],
+        "own": [own(name, rank)],
+        "groups": [Group(names=[name], options={"lr": 0.1})],
+        "has_messages": True,
+    }
+    return replace(a_step(rank, mean, **{**fields, **more}), used=used)
+
+
+def test_ranks_with_layers_of_their_own_are_stages():
+    stages = judged(*(stage(rank) for rank in range(RANKS)))
+    assert stages.statement == Statement.NOT_SHOWN
+    assert [each.reason for each in stages.findings] == ["ranks have different layers (pipeline)"]
+    tied = State(place=TensorPart(name="tied"), shape=[64], value=sketch_of(np.full(64, 3.0)))
+    shared = [stage(r, weights=[*stage(r).weights, tied]) for r in range(RANKS)]
+    found = judged(*shared)
+    assert "ranks have different layers (pipeline)" in first(found)
+    equal = shown(LayoutFinding(passed=True, reason="1 step agrees"), found)
+    assert equal.statement == Statement.EQUAL
+    passes = replace(stage(1), passes=[a_pass(7)])
+    assert judged(stage(0), passes).statement == Statement.NOT_SHOWN
+
+
+def flat_step(rank, step, factor):
+    """A step of a half of the flat weights; its gradient is a multiple of the mean's half."""
+    place = TensorPart(name="group0.parameter0")
+    whole = np.concatenate([mean(name) for name in NAMES])
+    half = factor * np.split(whole, RANKS)[rank] * (1 + step)
+    part = State(place=place, shape=[64], value=sketch_of(np.full(64, float(rank + step))))
+    own_ones = [
+        OwnGradient(
+            place=TensorPart(name=n),
+            passes=[
+                OwnPass(number=0, fresh=True, first=sketch_of((1 + step) * own_values(n, rank)))
+            ],
+        )
+        for n in NAMES
+    ]
+    used = [UsedGradient(place=place, value=sketch_of(half))]
+    both = [*weights(float(step)), part]
+    return replace(a_step(rank, mean, step=step, weights=both, own=own_ones), used=used)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_the_sum_of_shards_shows_whether_gradients_were_averaged(factor):
+    records = [
+        OwnSteps(
+            steps=[flat_step(rank, step, factor) for step in range(2)],
+            counts=[2],
+            optimizers=["AdamW"],
+        )
+        for rank in range(RANKS)
+    ]
+    found = judge_ranks(records, 2)
+    assert found.statement == (Statement.NOT_SHOWN if factor == 1 else Statement.WRONG)
+    assert factor == 1 or first(found) == "gradients are summed over 2 ranks instead of averaged"
+
+
+def test_a_loss_that_compares_rows_may_differ_from_one_process():
+    other = LayoutFinding(passed=False, kind="loss", reason="differs", step=0)
+    assert shown(other, of_both()).statement == Statement.WRONG
+    assert shown(other, of_both(mixes_rows=True)).statement == Statement.MEAN
+    lost = shown(other, of_both(gathered=["all_gather"]))
+    assert lost.statement == Statement.WRONG
+    assert "which torch.distributed.all_gather loses" in lost.findings[0].reason
+
+
+def test_a_buffer_outside_of_the_model_is_a_cause_only_where_one_process_differs():
+    def buffer(rank):
+        value = sketch_of(np.full(4, float(rank)))
+        return State(place=TensorPart(name="c"), shape=[4], value=value, is_of_model=False)
+
+    ranks = judged(*(a_step(r, mean, buffers=[buffer(r)]) for r in range(RANKS)))
+    assert ranks.statement == Statement.DATA_PARALLEL
+    other = LayoutFinding(passed=False, kind="loss", reason="differs", step=0)
+    found = shown(other, ranks)
+    assert found.statement == Statement.WRONG
+    assert found.findings[0].reason.startswith("the buffer c of rank 1 differs")
 
 
 def test_a_mean_that_one_rank_alone_uses_is_a_fault():

@@ -67,6 +67,19 @@ def test_rows_that_are_drawn_with_replacement_are_right():
     ] == []
 
 
+def test_rows_that_several_ranks_have_in_one_step_count_unless_they_have_all_of_them():
+    order = shuffled(1)
+    shared = cut(order, 4)
+    first = [row for number in range(0, 60, 2) for row in (*shared[number], *shared[number + 1])]
+    other = [row for number in range(0, 60, 2) for row in (*shared[number], *shared[number + 1])]
+    assert reasons(of_ranks(first, other), None) == []  # divided layers
+    for number in range(0, len(other), SHARE):
+        other[number : number + 4] = range(1000 + number, 1004 + number)
+    [(level, step, reason)] = reasons(of_ranks(first, other), None)
+    assert (level, step) == (Level.FAULT, 0)
+    assert "overlap" in reason
+
+
 def test_an_order_of_each_rank_is_found():
     found = reasons(of_ranks(shuffled(1)[0::2], shuffled(2)[1::2]), of_one(shuffled(1)))
     assert [(level, step) for level, step, _ in found] == [(Level.FAULT, 0)]
@@ -92,6 +105,18 @@ def test_rows_that_repeat_after_equal_steps_are_found():
     [(level, step, reason)] = reasons(of_ranks(*parts), of_one(order))
     assert (level, step) == (Level.FAULT, 5)
     assert "trained on twice" in reason or "overlap" in reason
+
+
+def test_ranks_at_different_places_of_one_order_are_found():
+    order = list(range(1, ROWS + 1))
+    ahead = order[1::2][SHARE:]
+    [(level, step, reason)] = reasons(of_ranks(order[0::2], ahead), of_one(order))
+    assert (level, step) == (Level.FAULT, 0)
+    assert "rank 1 trains on rows of step 2 of one process, rank 0 on those of step 1" in reason
+    parts = order[: ROWS // 2], order[ROWS // 2 :]
+    assert reasons(of_ranks(*parts), of_one(order)) == []  # each has a range of its own
+    batches = [rows(cut(part, 2 * SHARE)) for part in parts]  # of a batch for each rank
+    assert reasons(batches, of_one(order)) == []
 
 
 def test_unknown_rows_show_nothing():

@@ -8,6 +8,7 @@ it is exact up to rounding, measured against the magnitudes that were added.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,6 +31,7 @@ Weights = dict[tuple[int, int], float]  # by rank and pass
 _EXACT, _EXACT_LOW = 2e-5, 2.0**-6
 _ROUNDED = 2e-2  # up to here numbers were rounded on the way
 _SAME = 2e-4  # relative difference of two factors
+_SUM = 2e-3  # relative difference of two sums of all elements
 _FEW = 4  # numbers that show nothing alone
 
 
@@ -128,6 +130,40 @@ def common_factor(found: Iterable[Exchanged]) -> float | None:
     wide = [each for each in every if each.numbers >= _FEW] or every
     factors = [each.factor for each in wide if each.factor is not None]
     return float(np.median(factors)) if factors else None
+
+
+def factor_of_shards(steps: Sequence[Sequence[OwnStep]], ranks: int) -> float | None:
+    """Return the factor with which ranks step the mean of their own gradients, in shards.
+
+    Shards are ranges of a flat copy of all weights, so that only the sum of all elements is that of
+    the mean. It must have the same factor in several steps. steps: of all ranks, one after the
+    other. None: not known.
+    """
+    if len(steps) < 2 or not _are_all_elements(steps[0]):
+        return None
+    means, found = [], []
+    for those in steps:
+        own = [each.first.total for s in those for g in s.own for each in g.current]
+        used = [(u.before_clip or u.value).total for s in those for u in s.used]
+        if None in own or None in used or not used:
+            return None
+        means.append(sum(each for each in own if each is not None) / ranks)
+        found.append(sum(each for each in used if each is not None))
+    mean, sums = np.array(means), np.array(found)
+    factor = float(mean @ sums) / (float(mean @ mean) or 1.0)
+    is_exact = np.abs(sums - factor * mean).max() <= _SUM * np.abs(factor * mean).max()
+    return factor if factor and is_exact else None
+
+
+def _are_all_elements(steps: Sequence[OwnStep]) -> bool:
+    """Return whether the shards of all ranks have as many elements as the weights, but padding."""
+    own = {each.place.name for step in steps for each in step.own}
+    used = {each.place.name for step in steps for each in step.used}
+    whole = sum(math.prod(each.shape) for each in steps[0].weights if each.place.name in own)
+    shards = sum(
+        math.prod(each.shape) for s in steps for each in s.weights if each.place.name in used
+    )
+    return whole <= shards <= 1.05 * whole + 64 * len(steps)
 
 
 def _of_tensor(

@@ -9,33 +9,39 @@ once more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
+from paceline.analysis.equivalence.module_calls import (
+    SAME_FACTOR,
+    Kind,
+    ModuleComparison,
+    is_near,
+)
 from paceline.analysis.equivalence.sample_log import some
 from paceline.analysis.equivalence.tolerances import LEAST_MISTAKE, ROOM, tolerance
-from paceline.analysis.equivalence.trained_rows import rows_of_steps, samples_fault, words_of
+from paceline.analysis.equivalence.trained_rows import (
+    rows_of_steps,
+    samples_fault,
+    shifted_rows,
+    words_of,
+)
 from paceline.measure.records.own_steps import (
     ComparedTensor,
-    ModuleCall,
     Observed,
     TrainedRows,
     Update,
 )
 from paceline.measure.records.phases import NOISE_SHARE, ROUNDING_ONLY
 
-_SAME_FACTOR = 0.02  # spread of the factors of tensors that were all multiplied by one number
 _SAME_SCALE = 1e-4  # relative difference of two numbers by which ranks multiply a gradient
 _EQUAL_START = 1e-6
-_NORMALISES = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
-
-
-Kind = Literal[
-    "none", "start", "samples", "random", "module", "gradient", "update", "replicas", "not-run"
-]
+# Differences that follow from weights that differ.
+_OF_TENSORS = {"gradient", "update", "module", "random", "loss"}
+_LOST_SHARE = 0.25  # of a step's change: what rounding of weights never reaches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,7 @@ class LayoutFinding:
     factor: float | None = None  # of the whole gradient over that of the reference
     largest: float = 0.0  # largest difference of a tensor, as a share of what is allowed
     steps: int = 0  # that were compared
+    limit: str = ""  # why later steps were not compared, as a sentence; empty: they were
     reference: str = "one process"
 
 
@@ -96,6 +103,12 @@ def _all_samples(updates: Sequence[Update]) -> list[str] | None:
     return [sample for each in known for sample in each] if known else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Start:
+    name: str
+    rank: int
+
+
 class _Judgement:
     def __init__(
         self,
@@ -110,7 +123,10 @@ class _Judgement:
         self._reference, self._ours = _together(reference), ours
         changed = _together(rounded) if rounded else Observed()
         self._rounded_updates = _by_key(changed.updates)
-        self._rounded_calls = changed.calls
+        self._modules = ModuleComparison(
+            self._reference, changed.calls, [call for each in ours for call in each.calls]
+        )
+        self._theirs_by_key = _by_key(self._reference.updates)
         self._largest = 0.0
 
     def finding(self) -> LayoutFinding:
@@ -119,14 +135,18 @@ class _Judgement:
             return start
         updates = [_by_key(each.updates) for each in self._ours]
         compared = 0
+        noisy: tuple[int, str] | None = None
         for theirs in self._reference.updates:
             own = [found[_key(theirs)] for found in updates if _key(theirs) in found]
             if len(own) < len(self._ours):
                 break
             found = self._of_update(theirs, own)
+            if found is not None and noisy is not None and found.kind in _OF_TENSORS:
+                return self._limited(*noisy)
             if found is not None:
                 return found
             compared = theirs.step + 1
+            noisy = noisy or self._noisy(theirs, own)
         if not compared:
             return LayoutFinding(passed=None, reason="no step was taken by all ranks")
         return LayoutFinding(
@@ -136,11 +156,41 @@ class _Judgement:
             steps=compared,
         )
 
+    def _noisy(self, theirs: Update, own: Sequence[Update]) -> tuple[int, str] | None:
+        """Return the step and a tensor of which elements with a gradient of roundings have moved.
+
+        Later steps differ by it. None if the reference with other roundings shows by how much.
+        """
+        rounded = self._rounded_updates.get(_key(theirs))
+        if rounded is None:
+            return None
+        measured = {each.name for each in rounded.change if each.noise_l2}
+        for each in _tensors(own, "change"):
+            if each.noise_l2 > self._base(theirs) * each.l2 and each.name not in measured:
+                return theirs.step, each.name
+        return None
+
+    def _limited(self, step: int, name: str) -> LayoutFinding:
+        reason = (
+            f"only the steps to step {step + 1} were compared with {self._words}: the gradient of "
+            f"elements of {name} is nothing but roundings, and the optimiser moves them anyway"
+        )
+        return LayoutFinding(
+            passed=True,
+            reason=reason,
+            largest=self._largest,
+            steps=step + 1,
+            limit=reason,
+        )
+
     def _start(self) -> LayoutFinding | None:
         """Compare names and first weights."""
         names = {each.name for each in self._reference.initial}
         known = {each.name for found in self._ours for each in found.initial}
         missing = sorted(names - known)
+        different = self._different_start()
+        if missing and different is not None and different.rank:
+            return self._start_of_rank(different)
         if missing:
             unknown = sorted({name for found in self._ours for name in found.unknown})
             beside = f", but {some(unknown)}" if unknown else ""
@@ -150,18 +200,39 @@ class _Judgement:
                 reason=f"no rank has {some(missing)} as {self._words} {have} it{beside}",
                 tensor=missing[0],
             )
-        for rank, found in enumerate(self._ours):
-            for each in found.initial:
-                if each.difference_l2 > _EQUAL_START * each.l2:
-                    return LayoutFinding(
-                        passed=False,
-                        kind="start",
-                        reason=f"{each.name} of rank {rank} differs before the first step; seed "
-                        "every process equally (torch.manual_seed), or let rank 0 send its weights",
-                        step=0,
-                        tensor=each.name,
-                    )
+        if different is not None:
+            return LayoutFinding(
+                passed=False,
+                kind="start",
+                reason=f"{different.name} of rank {different.rank} differs before the first step; "
+                "seed every process equally (torch.manual_seed), or let rank 0 send its weights",
+                step=0,
+                tensor=different.name,
+            )
         return None
+
+    def _different_start(self) -> _Start | None:
+        """Return the first weight of a rank that is another one than in the reference."""
+        return next(
+            (
+                _Start(each.name, rank)
+                for rank, found in enumerate(self._ours)
+                for each in found.initial
+                if each.difference_l2 > _EQUAL_START * each.l2
+            ),
+            None,
+        )
+
+    def _start_of_rank(self, different: _Start) -> LayoutFinding:
+        """Say which whole weight of a rank differs where others are divided among ranks."""
+        return LayoutFinding(
+            passed=False,
+            kind="start-of-rank",
+            reason=f"{different.name} of rank {different.rank} differs from that of rank 0 and of "
+            f"{self._words} before the first step",
+            step=0,
+            tensor=different.name,
+        )
 
     def _of_update(self, theirs: Update, own: Sequence[Update]) -> LayoutFinding | None:
         step = theirs.step
@@ -170,6 +241,9 @@ class _Judgement:
             self._words,
             self._rows[step] if step < len(self._rows) else (),
         )
+        before = self._before_gradient(theirs, own, has_samples=samples is None)
+        if before is not None:
+            return before
         gradient = self._first_difference(theirs, own, "gradient")
         if gradient is None and samples is None:
             weights = self._first_difference(theirs, own, "change")
@@ -183,6 +257,41 @@ class _Judgement:
                 passed=False, kind="samples", reason=samples, step=step, tensor=gradient.name
             )
         return self._of_gradient(theirs, own, gradient)
+
+    def _before_gradient(
+        self, theirs: Update, own: Sequence[Update], *, has_samples: bool
+    ) -> LayoutFinding | None:
+        """Return a difference from which another gradient follows.
+
+        has_samples: ranks have the samples of the reference.
+        """
+        if (reason := shifted_rows(theirs, own)) is not None:
+            return LayoutFinding(passed=False, kind="inputs", reason=reason, step=theirs.step)
+        return self._lost_update(theirs, own) if has_samples else None
+
+    def _lost_update(self, theirs: Update, own: Sequence[Update]) -> LayoutFinding | None:
+        """Find weights that do not keep what the step before has changed, as all others do."""
+        before = self._theirs_by_key.get((theirs.optimizer, theirs.step - 1))
+        if before is None or theirs.begin:
+            return None
+        rounded = self._rounded_updates.get(_key(before))
+        noise = set() if rounded is None else _noise(rounded)
+        moved = {each.name: each.l2 for each in before.change if each.name not in noise}
+        for rank, update in enumerate(own):
+            for each in update.begin:
+                change = moved.get(each.name, 0.0)
+                room = _LOST_SHARE * change + _EQUAL_START * each.l2
+                if change and each.difference_l2 > room:
+                    return LayoutFinding(
+                        passed=False,
+                        kind="update",
+                        reason=f"the optimiser moves {each.name} as in {self._words}, but on rank "
+                        f"{rank} it has another value when the next step begins: the update is "
+                        "lost or overwritten between steps",
+                        step=before.step,
+                        tensor=each.name,
+                    )
+        return None
 
     def _first_difference(
         self, theirs: Update, own: Sequence[Update], kind: str
@@ -205,7 +314,8 @@ class _Judgement:
             measured = changes.get(each.name)
             room = 0.0 if measured is None else ROOM * measured.difference_l2 / scale
             limit = max(base, min(room, self._most(theirs)))
-            share = each.difference_l2 / scale / limit
+            known = math.sqrt(max(0.0, each.difference_l2**2 - each.noise_l2**2))
+            share = known / scale / limit
             self._largest = max(self._largest, min(share, 1.0))
             if share > beyond:
                 worst, beyond = each, share
@@ -257,33 +367,28 @@ class _Judgement:
         self, theirs: Update, own: Sequence[Update], worst: ComparedTensor
     ) -> LayoutFinding:
         """Name the module and the likely cause of a gradient that differs."""
-        module, direction = self._first_module(theirs.step)
+        first = self._modules.first_difference(theirs, own)
         is_exchanged = _equal_on_ranks(own, worst.name)
-        if module is not None and direction == "loss" and theirs.drew and is_exchanged:
+        if first.module is not None and first.is_of_loss and theirs.drew and is_exchanged:
             return LayoutFinding(
                 passed=False,
                 kind="random",
                 reason=f"the gradient of {worst.name} differs: random numbers are drawn after "
-                f"{module.name}, as by dropout",
+                f"{first.module.name}, as by dropout",
                 step=theirs.step,
-                module=module.name,
+                module=first.module.name,
                 tensor=worst.name,
             )
         factors = [e.factor for e in _tensors(own, "gradient") if e.factor is not None and e.l2]
         factor = _common(factors)
         reduction = self._of_reduction(theirs, own, worst, factor, is_exchanged=is_exchanged)
-        cause = (
-            reduction
-            or _of_module(module, direction)
-            or "all modules agree, so the difference arises when gradients are reduced"
-        )
         by = "" if factor is None else f" (factor {factor:.2f})"
         return LayoutFinding(
             passed=False,
-            kind="gradient" if reduction else _kind_of(module, direction),
-            reason=f"the gradient of {worst.name} differs{by}: {cause}",
+            kind="gradient" if reduction else first.kind,
+            reason=f"the gradient of {worst.name} differs{by}: {reduction or first.sentence}",
             step=theirs.step,
-            module=None if module is None else module.name,
+            module=None if first.module is None else first.module.name,
             tensor=worst.name,
             factor=factor,
         )
@@ -298,12 +403,13 @@ class _Judgement:
         is_exchanged: bool,
     ) -> str | None:
         """Return the mistake of the exchange between ranks that explains the difference."""
-        ranks, passes, local = len(own), len(theirs.losses), self._local_factor(theirs.step)
-        expected = ranks / self._reference_ranks
-        is_local = factor is not None and local is not None and _near(local / expected, factor)
+        ranks, passes, local = len(own), len(theirs.losses), self._modules.local_factor(theirs.step)
+        is_whole = all(Counter(e.samples) == Counter(theirs.samples) for e in own if e.samples)
+        expected = 1.0 if is_whole and theirs.samples else ranks / self._reference_ranks
+        is_local = factor is not None and local is not None and is_near(local / expected, factor)
         tied = (names for found in self._ours for names in found.tied if worst.name in names)
         names = next(tied, [])
-        counts = sorted({len(each.samples or ()) for each in own})
+        counts = [] if is_whole else sorted({len(each.samples or ()) for each in own})
         scales = _own_scales(own, worst.name)
         by_rank = ", ".join(f"{scale:.4g} on rank {rank}" for rank, scale in enumerate(scales))
         how = "by numbers of their own, as by a norm of their own"
@@ -314,114 +420,30 @@ class _Judgement:
                 f"ranks have gradients of their own, that of {worst.name} was not exchanged",
             ),
             (
-                is_local and passes > 1 and _near(factor, passes),
+                is_local and passes > 1 and is_near(factor, passes),
                 f"gradients of {passes} accumulated passes were not divided",
             ),
             (
-                is_local and not _near(factor, 1.0),
+                is_local and not is_near(factor, 1.0),
                 f"the loss of each rank is {factor or 0:.2f} times as large",
             ),
-            (_near(factor, ranks), f"gradients were summed over {ranks} ranks instead of averaged"),
-            (_near(factor, 1 / ranks), f"gradients were divided by {ranks} once too often"),
             (
-                names and _near(worst.factor, ranks),
+                is_near(factor, ranks),
+                f"gradients were summed over {ranks} ranks instead of averaged",
+            ),
+            (is_near(factor, 1 / ranks), f"gradients were divided by {ranks} once too often"),
+            (
+                names and is_near(worst.factor, ranks),
                 f"the tied weight {' = '.join(names)} was reduced more than once",
             ),
             (
-                _near(worst.factor, ranks) and _is_multiple(worst),
+                is_near(worst.factor, ranks) and _is_multiple(worst),
                 f"that of {worst.name} was summed over {ranks} ranks",
             ),
             (len(counts) > 1, f"ranks with {some(counts)} samples were averaged without weights"),
             (any(each.clipped for each in own), "gradients were clipped before they were reduced"),
         )
         return next((sentence for applies, sentence in causes if applies), None)
-
-    def _local_factor(self, step: int) -> float | None:
-        """Return the ratio of the gradients at the last module, before they are reduced.
-
-        It is the number of ranks over that of the reference where each takes the mean over its
-        share of the samples.
-        """
-        theirs = [c for c in self._reference.calls if c.step == step and c.backward is not None]
-        own = _numbers(c for found in self._ours for c in found.calls if c.step == step)
-        if not theirs:
-            return None
-        last = theirs[-1]
-        pairs = [
-            (values[0], own["backward", last.name, sample][0])
-            for values, sample in zip(last.backward or (), last.samples, strict=True)
-            if ("backward", last.name, sample) in own
-        ]
-        if not pairs:  # the ranks hold the output in parts
-            return None
-        expected, found = (float(np.linalg.norm(part)) for part in zip(*pairs, strict=True))
-        return found / expected if expected else None
-
-    def _first_module(self, step: int) -> tuple[ModuleCall | None, str]:
-        """Return the first module whose output differs, else whose gradient does, in order."""
-        theirs = [call for call in self._reference.calls if call.step == step]
-        rounded = _numbers(c for c in self._rounded_calls if c.step == step)
-        own = _numbers(c for found in self._ours for c in found.calls if c.step == step)
-        for call in theirs:
-            if self._differs(call, "forward", rounded, own):
-                return call, "forward"
-        with_gradient = [call for call in reversed(theirs) if call.backward is not None]
-        for place, call in enumerate(with_gradient):
-            if self._differs(call, "backward", rounded, own):
-                return call, "backward" if place else "loss"
-        return None, ""
-
-    def _differs(
-        self,
-        call: ModuleCall,
-        kind: str,
-        rounded: Mapping[tuple[str, str, str], list[float]],
-        own: Mapping[tuple[str, str, str], list[float]],
-    ) -> bool:
-        expected = getattr(call, kind)
-        rows = [
-            (values, own[kind, call.name, sample], rounded.get((kind, call.name, sample), values))
-            for values, sample in zip(expected, call.samples, strict=True)
-            if (kind, call.name, sample) in own
-        ]
-        if not rows:
-            return False
-        theirs, ours, changed = (np.array(part) for part in zip(*rows, strict=True))
-        scale = float(np.linalg.norm(theirs[:, 0])) or 1.0
-        if kind == "backward":  # the loss of a rank is a mean over its own samples
-            norm = float(np.linalg.norm(ours[:, 0]))
-            ours = ours * (scale / norm if norm else 1.0)
-            norm = float(np.linalg.norm(changed[:, 0]))
-            changed = changed * (scale / norm if norm else 1.0)
-        room = ROOM * float(np.linalg.norm(changed - theirs)) / scale
-        return float(np.linalg.norm(ours - theirs)) / scale > max(2.0**-11 * (call.step + 1), room)
-
-
-def _of_module(module: ModuleCall | None, direction: str) -> str | None:
-    """Return what the first module that differs says about the cause."""
-    if module is None:
-        return None
-    if direction == "forward" and _normalises(module):
-        return f"{module.name} ({module.kind}) uses the statistics of each rank's samples"
-    if direction == "forward":
-        return f"{module.name} ({module.kind}) is the first module that computes another output"
-    if direction == "loss":
-        return (
-            f"outputs agree, but not the gradient of the loss at {module.name}: ranks weight "
-            "samples differently, as by a mean over the valid labels of each rank"
-        )
-    return f"{module.name} ({module.kind}) is the first module that computes another gradient"
-
-
-def _kind_of(module: ModuleCall | None, direction: str) -> Kind:
-    """Return what a gradient that differs shows, by the first module that differs."""
-    if module is None or direction != "forward":
-        return "gradient"
-    return "random" if "Dropout" in module.kind or _normalises(module) else "module"
-
-
-def _normalises(module: ModuleCall) -> bool:
-    return module.kind.startswith(_NORMALISES)
 
 
 def _key(update: Update) -> tuple[int, int]:
@@ -448,28 +470,13 @@ def _tensors(updates: Iterable[Update], kind: str) -> list[ComparedTensor]:
     return [each for update in updates for each in getattr(update, kind)]
 
 
-def _numbers(calls: Iterable[ModuleCall]) -> dict[tuple[str, str, str], list[float]]:
-    """Return the numbers of each sample by direction, module and sample."""
-    return {key: values for call in calls for key, values in _of_call(call)}
-
-
-def _of_call(call: ModuleCall) -> Iterator[tuple[tuple[str, str, str], list[float]]]:
-    for kind, rows in (("forward", call.forward), ("backward", call.backward)):
-        for sample, values in zip(call.samples, rows or (), strict=False):
-            yield (kind, call.name, sample), values
-
-
 def _common(factors: Sequence[float]) -> float | None:
     """Return the factor that all tensors share; None if they do not share one."""
     if not factors:
         return None
     middle = float(np.median(factors))
-    near = [abs(factor - middle) <= _SAME_FACTOR * abs(middle) for factor in factors]
+    near = [abs(factor - middle) <= SAME_FACTOR * abs(middle) for factor in factors]
     return middle if sum(near) >= 0.9 * len(near) else None
-
-
-def _near(factor: float | None, expected: float) -> bool:
-    return factor is not None and abs(factor - expected) <= _SAME_FACTOR * expected
 
 
 def _own_scales(own: Sequence[Update], name: str) -> list[float]:
@@ -485,7 +492,7 @@ def _is_multiple(tensor: ComparedTensor) -> bool:
     if tensor.factor is None:
         return False
     apart = abs(tensor.factor - 1) * tensor.l2
-    return math.isclose(tensor.difference_l2, apart, rel_tol=_SAME_FACTOR)
+    return math.isclose(tensor.difference_l2, apart, rel_tol=SAME_FACTOR)
 
 
 def _equal_on_ranks(own: Sequence[Update], name: str) -> bool:

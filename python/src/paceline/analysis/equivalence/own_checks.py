@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -19,9 +19,12 @@ from paceline.measure.records.own_steps import OwnStep, OwnSteps, State, TensorP
 
 # Order of causes within a step: what comes first makes the others.
 _ORDER = (
-    *("start", "buffers", "groups", "rows", "exchange", "used", "terms", "passes", "summed"),
-    *("drift", "statistics", "counts"),
+    *("start", "buffers", "groups", "moments", "rows", "emptied", "exchange", "skipped", "used"),
+    *("terms", "passes", "summed", "shards", "lost", "drift", "statistics", "counts"),
 )
+# Faults in every form of parallelism.
+_OF_REPLICAS = {"drift", "groups", "moments", "emptied", "lost", "shards", "counts"}
+_SEVERAL = 2  # steps
 _ROUNDING = 1e-6  # relative difference of weights that were computed in another order
 _ROUNDING_OF_MANY_STEPS = 1e-3
 
@@ -61,7 +64,7 @@ class RankFinding:
     @property
     def is_of_replicas(self) -> bool:
         """Return whether it is a fault in every form of parallelism."""
-        return self.kind in ("drift", "groups", "counts")
+        return self.kind in _OF_REPLICAS
 
 
 def layout_of(records: Sequence[OwnSteps]) -> list[str]:
@@ -69,10 +72,11 @@ def layout_of(records: Sequence[OwnSteps]) -> list[str]:
     found = list(dict.fromkeys(each for record in records for each in record.layout))
     starts = [{s.place.name: s for s in record.steps[0].weights} for record in records]
     shared = set(starts[0]).intersection(*starts[1:])
-    if all(starts) and not shared:
+    have_own = all(each.keys() - shared for each in starts)
+    if all(starts) and (not shared or (have_own and _send_messages(records))):
         found.append("ranks have different layers (pipeline)")
         return found
-    if _steps_parts(records):
+    if steps_parts(records):
         found.append("optimisers step parts of weights that ranks have divided by hand")
     whole = [n for n in shared if all(s[n].place.parts == 1 for s in starts)]
     if any(starts[0][name].shape != each[name].shape for name in whole for each in starts):
@@ -81,10 +85,39 @@ def layout_of(records: Sequence[OwnSteps]) -> list[str]:
         starts[0][name].value.crc32 != each[name].value.crc32 for name in whole for each in starts
     ):
         found.append("ranks have the same rows, and some weights of their own (tensor parallel)")
+    elif experts := _experts(records):
+        found.append(
+            f"ranks have {some(experts)} of their own, to which they send rows (expert parallel)"
+        )
     return found
 
 
-def _steps_parts(records: Sequence[OwnSteps]) -> bool:
+def _experts(records: Sequence[OwnSteps]) -> list[str]:
+    """Return weights of each rank that belong to modules which exchange rows in a forward pass.
+
+    Other weights must be equal: without a common seed, all of them differ.
+    """
+    first = [each.steps[0].weights for each in records]
+    unequal = {each.name for each in unequal_places(first)}
+    wide = {each.place.name for each in first[0] if len(each.shape) > 1}
+    inside = [
+        all(any(_is_in(name, module) for module in each.exchanging) for name in unequal)
+        for each in records
+    ]
+    return sorted(unequal) if unequal and wide - unequal and all(inside) else []
+
+
+def _is_in(name: str, module: str) -> bool:
+    """Return whether a weight belongs to a module; a whole model has its prefix as its name."""
+    return name.startswith(f"{module}." if module and not module.endswith(".") else module)
+
+
+def _send_messages(records: Sequence[OwnSteps]) -> bool:
+    """Return whether all ranks send to single other ones, or receive, in all of their steps."""
+    return all(step.has_messages for record in records for step in record.steps)
+
+
+def steps_parts(records: Sequence[OwnSteps]) -> bool:
     """Return whether optimisers step other tensors than the weights that have a gradient.
 
     Their tensors differ between ranks, and the weights do not: a rank steps a part of a flat copy.
@@ -129,8 +162,12 @@ def equal_states(
         else:
             yield from _of_states(new, "start", key[1], _if_divided(steps, new))
         if not is_divided:
-            buffers = [[b for b in each.buffers if b.is_used] for each in steps]
+            used = [[b for b in each.buffers if b.is_used] for each in steps]
+            buffers = [[b for b in each if b.is_of_model] for each in used]
             yield from _of_states(list(_unequal(buffers)), "buffers", key[1])
+            others = [[b for b in each if not b.is_of_model] for each in used]
+            for found in _of_states(list(_unequal(others)), "buffers", key[1]):
+                yield replace(found, level=Level.REMARK, kind="constant-buffers")
     unequal = [e for e in _unequal([each.after for each in records]) if e.place not in first]
     if keys:
         yield from _of_states(unequal, "drift", keys[-1][1] + 1)
@@ -290,6 +327,97 @@ def _ratio(value: float | str, other: float | str) -> float | None:
 
 def _text(value: float | str) -> str:
     return f"{value:g}" if isinstance(value, float) else value
+
+
+def equal_moments(steps: Steps) -> Iterator[RankFinding]:
+    """Compare what optimisers have of a parameter before their first step, as after a restart."""
+    stepped = {r: {n for g in s.groups for n in g.names} for r, s in steps.items()}
+    states = {r: {each.place: each for each in s.moments} for r, s in steps.items()}
+    for place in dict.fromkeys(place for each in states.values() for place in each):
+        name = place.name.partition(" of ")[2]
+        known = {r: states[r].get(place) for r, names in stepped.items() if name in names}
+        if not known:
+            continue
+        (rank, one), *others = known.items()
+        for other, theirs in others:
+            if _are_equal(one, theirs):
+                continue
+            has = other if theirs is not None and theirs.value.l2 else rank
+            lacks = rank if has == other else other
+            only = one is None or theirs is None
+            yield RankFinding(
+                level=Level.FAULT,
+                kind="moments",
+                step=_number(steps),
+                tensor=name,
+                reason=f"the optimiser of rank {has} begins with {place.name}, that of rank "
+                f"{lacks} {'without it' if only else 'with another one'}",
+            )
+            return
+
+
+def _are_equal(one: State | None, other: State | None) -> bool:
+    """Return whether two states of optimisers are equal, but for roundings; none is zero."""
+    if one is None or other is None:
+        return all(each is None or not each.value.l2 for each in (one, other))
+    if one.shape != other.shape or one.value.crc32 == other.value.crc32:
+        return True
+    a, b = numbers(one.value), numbers(other.value)
+    scale = max(float(np.linalg.norm(a)), float(np.linalg.norm(b))) or 1.0
+    return float(np.linalg.norm(a - b)) <= _ROUNDING * scale
+
+
+def emptied(steps: Steps) -> Iterator[RankFinding]:
+    """Find ranks that add to the gradients of the step before, where others begin with none."""
+    kept, fresh = dict[int, set[str]](), dict[int, set[str]]()
+    for rank, step in steps.items():
+        first = {each.place.name: each.current[0] for each in step.own if each.current}
+        kept[rank] = {n for n, each in first.items() if not each.fresh and each.first.l2}
+        fresh[rank] = {n for n, each in first.items() if each.fresh and each.first.l2}
+    for rank, names in kept.items():
+        for other, empty in fresh.items():
+            shared = sorted(names & empty)
+            is_all = not fresh[rank] and not kept[other]
+            if names and empty and (shared or is_all):
+                those = shared or sorted(names)
+                yield RankFinding(
+                    level=Level.FAULT,
+                    kind="emptied",
+                    step=_number(steps),
+                    tensor=those[0],
+                    reason=f"rank {rank} adds to the gradient of {some(those)} of the step before, "
+                    f"rank {other} begins with an empty one",
+                )
+                return
+
+
+def lost_updates(
+    records: Sequence[OwnSteps],
+    keys: Sequence[tuple[int, int]],
+    by_key: Sequence[Mapping[tuple[int, int], OwnStep]],
+) -> Iterator[RankFinding]:
+    """Find weights that optimisers move, and that are as before when the next step begins."""
+    later = [key for key in keys if key[1]]
+    if not later:
+        return
+    used = {u.place.name for r in by_key for key in later for u in r[key].used if u.value.l2}
+    lost = [set(r[key].lost) for key in later for r in by_key if r[key].lost]
+    always = set.union(*lost) if lost else set()
+    for step in (record[key] for record in by_key for key in later):
+        always -= {each.place.name for each in step.used}.difference(step.lost)
+    if not always:
+        return
+    is_all = used <= always and all(len(set(each.marks)) <= 1 for each in records)
+    if not is_all and len(later) < _SEVERAL:
+        return
+    what = "all weights" if is_all else some(sorted(always))
+    yield RankFinding(
+        level=Level.FAULT if is_all else Level.SUSPICION,
+        kind="lost",
+        step=later[0][1] - 1,
+        tensor=min(always),
+        reason=f"the optimiser moves {what}, but before the next step the old values are back",
+    )
 
 
 # --- gradients that are used ---

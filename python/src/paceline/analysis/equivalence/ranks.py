@@ -19,6 +19,7 @@ from paceline.analysis.equivalence.exchange import (
     Weights,
     common_factor,
     exchanged,
+    factor_of_shards,
     near,
     of_all_passes,
 )
@@ -26,18 +27,28 @@ from paceline.analysis.equivalence.own_checks import (
     Level,
     RankFinding,
     become_equal,
+    emptied,
     equal_groups,
+    equal_moments,
     equal_starts,
     equal_states,
     equal_used,
     layout_of,
+    lost_updates,
     of_scales,
     own_rows,
+    steps_parts,
     unequal_places,
 )
 from paceline.analysis.equivalence.row_weights import row_weights
 from paceline.analysis.equivalence.sample_log import some
-from paceline.measure.records.own_steps import OwnStep, OwnSteps, fed_rows
+from paceline.measure.records.own_steps import (
+    OwnStep,
+    OwnSteps,
+    State,
+    TensorPart,
+    fed_rows,
+)
 
 _LEVELS = tuple(Level)
 
@@ -140,6 +151,7 @@ class _Judgement:
                 for each in found
                 if (each.level == Level.REMARK and each.kind != "total") or each.is_of_replicas
             ]
+            found = [self._of_divided(each) for each in found]
             found += [
                 RankFinding(level=Level.NOT_SHOWN, kind=reason, reason=reason)
                 for reason in self._layout
@@ -158,6 +170,18 @@ class _Judgement:
             ),
         )
 
+    def _of_divided(self, finding: RankFinding) -> RankFinding:
+        """Say why weights that ranks should have alike drift, if layers are divided among them."""
+        rows = [
+            {row for call in each.steps[0].rows for row in call.checksums} for each in self._records
+        ]
+        have_own = all(rows) and len(set().union(*rows)) == sum(map(len, rows))
+        is_tensor_parallel = any("tensor parallel" in reason for reason in self._layout)
+        if finding.kind != "drift" or not (have_own and is_tensor_parallel):
+            return finding
+        reason = f"{finding.reason}: ranks that divide layers need the same rows, and have others"
+        return replace(finding, reason=reason)
+
     def _findings(self) -> Iterator[RankFinding]:
         yield from self._counts()
         of_steps = list(self._of_steps())
@@ -165,6 +189,9 @@ class _Judgement:
             divided = bool(self._layout)
             yield from equal_states(self._records, self._keys, self._by_key, is_divided=divided)
         yield from of_steps
+        yield from lost_updates(self._records, self._keys, self._by_key)
+        if steps_parts(self._records):
+            yield from self._of_shards()
         if not any(each.kind == "rows" for each in of_steps):
             yield from self._of_rows
         if mixing := self._records[0].mixing:
@@ -172,16 +199,38 @@ class _Judgement:
             yield RankFinding(level=Level.REMARK, kind="batch-norm", reason=reason)
         used = {each.place.name for r in self._records for s in r.steps for each in s.used}
         own = {each.place.name for r in self._records for s in r.steps for each in s.own}
-        if frozen := sorted(own - used):
+        if own and not used and self._stands_still():
+            reason = (
+                "no optimiser steps a weight that has a gradient, so no weight changes: the model "
+                "was replaced or sharded after the optimiser was made"
+            )
+            yield RankFinding(level=Level.FAULT, kind="no-optimiser", step=0, reason=reason)
+        elif frozen := sorted(own - used):
             reason = f"{some(frozen)} has a gradient, but no optimiser steps it"
             yield RankFinding(
                 level=Level.REMARK, kind="no-optimiser", tensor=frozen[0], reason=reason
             )
 
+    def _stands_still(self) -> bool:
+        """Return whether no rank's weights have changed in the steps that were recorded."""
+        states = [
+            [*(each.weights for each in record.steps), *([record.after] if record.after else [])]
+            for record in self._records
+        ]
+        return all(
+            len(those) > 1 and all(_checksums(each) == _checksums(those[0]) for each in those)
+            for those in states
+        )
+
     def _of_steps(self) -> Iterator[RankFinding]:
         for key in self._keys:
             steps = {rank: found[key] for rank, found in enumerate(self._by_key)}
             yield from equal_groups(steps)
+            if key[1]:
+                yield from emptied(steps)
+            else:
+                yield from equal_moments(steps)
+            yield from _of_scaled_clip(steps)
             rows = list(own_rows(steps))
             yield from rows
             yield from self._of_exchange(steps, has_rows=not rows)
@@ -200,6 +249,16 @@ class _Judgement:
             what = "ranks have some weights of their own, and without an exchange equal gradients"
             return [f"{what} of the others (tensor parallel)"]
         return []
+
+    def _of_shards(self) -> Iterator[RankFinding]:
+        """Compare the sum of all elements of the shards that optimisers step with the mean's."""
+        every = [[found[key] for found in self._by_key] for key in self._keys]
+        factor = factor_of_shards(every, self._ranks)
+        if factor is None:
+            return
+        for each in row_weights(dict(enumerate(every[0])), factor, self._ranks):
+            if each.level == Level.FAULT:
+                yield replace(each, kind="shards")
 
     def _exchanged_inside(
         self, steps: Mapping[int, OwnStep], wrong: Sequence[Exchanged]
@@ -265,7 +324,9 @@ class _Judgement:
             yield RankFinding(level=Level.NOT_SHOWN, kind="inside", step=step, reason=reason)
         if not found:
             reason = "no gradient of a rank by itself was seen"
-            yield RankFinding(level=Level.NOT_SHOWN, kind="exchange", step=step, reason=reason)
+            is_zero = not any(u.value.l2 for each in steps.values() for u in each.used)
+            kind = "exchange" if is_zero else "no-own"
+            yield RankFinding(level=Level.NOT_SHOWN, kind=kind, step=step, reason=reason)
         elif not right and not wrong:
             reason = "all gradients are zero, so nothing was compared"
             yield RankFinding(level=Level.NOT_SHOWN, kind="exchange", step=step, reason=reason)
@@ -320,6 +381,19 @@ def _remarks(right: Sequence[Exchanged], step: int, *, has_rows: bool) -> Iterat
         )
 
 
+def _of_scaled_clip(steps: Mapping[int, OwnStep]) -> Iterator[RankFinding]:
+    scale = max(each.clipped_scale for each in steps.values())
+    if scale != 1:
+        yield RankFinding(
+            level=Level.REMARK,
+            kind="clipped-scaled",
+            step=steps[0].step,
+            factor=scale,
+            reason=f"gradients are clipped while they are scaled by {scale:g}, so the limit is as "
+            "many times smaller; call unscale_ of the scaler before",
+        )
+
+
 def _skipped(steps: Mapping[int, OwnStep]) -> list[RankFinding]:
     """Find a rank that has left out a step, so that its gradient is that of a later pass."""
     passes = {rank: max((p.number for p in s.passes), default=0) for rank, s in steps.items()}
@@ -330,7 +404,7 @@ def _skipped(steps: Mapping[int, OwnStep]) -> list[RankFinding]:
                 f"{number} on rank {rank}"
             )
             return [
-                RankFinding(level=Level.FAULT, kind="counts", step=steps[0].step, reason=reason)
+                RankFinding(level=Level.FAULT, kind="skipped", step=steps[0].step, reason=reason)
             ]
     return []
 
@@ -437,6 +511,10 @@ def _sums(fit: Weights, part: int) -> dict[int, float]:
     for key, weight in fit.items():
         found[key[part]] = found.get(key[part], 0.0) + weight
     return found
+
+
+def _checksums(states: Sequence[State]) -> dict[TensorPart, int]:
+    return {each.place: each.value.crc32 for each in states}
 
 
 def _once(found: Sequence[RankFinding]) -> Iterator[RankFinding]:

@@ -19,6 +19,7 @@ _ROUNDED = 2.0**-6  # relative difference of weights in a type of less precision
 _COMPUTED = 2.0**-11  # relative difference of a gradient or a loss with other roundings
 _NOISE = 2.0**-13  # share of the norm of all gradients below which one is noise
 _LISTED = 2  # names in a sentence
+_FEW_RATES = 2  # that show where a schedule is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +257,7 @@ class _Judgement:
         rates = [step.values.get(name) for step in history]
         run = [a.values.get(name) for a, _ in self._pairs if a.optimizer == ours.optimizer]
         for shift in range(len(rates)):
-            if len(rates[shift:]) >= len(run) and all(
+            if len(rates[shift:]) >= min(len(run), _FEW_RATES) and all(
                 _is_close(a, b) for a, b in zip(rates[shift:], run, strict=False) if b is not None
             ):
                 if shift == 0:

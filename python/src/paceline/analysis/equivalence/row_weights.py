@@ -15,7 +15,7 @@ import numpy as np
 from paceline.analysis.equivalence.exchange import near
 from paceline.analysis.equivalence.own_checks import Level, RankFinding
 from paceline.analysis.equivalence.sample_log import some
-from paceline.measure.records.own_steps import LossTerm, OwnStep
+from paceline.measure.records.own_steps import LossTerm, OwnStep, fed_rows
 
 _EQUAL = 1e-4  # relative difference of two weights of rows
 _ONE = 1e-3
@@ -40,17 +40,19 @@ class _RowWeights:
     def findings(self) -> Iterator[RankFinding]:
         yield from self._gathered()
         if all(each.mixes_rows for each in self._steps):
-            reason = "the loss multiplies rows with each other, so it is no mean over rows"
+            reason = "the loss compares rows with each other, so it is no mean over rows"
             yield self._finding(Level.WEAKER, "mixed-rows", reason)
         terms = [each.terms for each in self._steps]
         kinds = [[each.kind for each in those] for those in terms]
-        if not all(terms):
+        if (dropped := self._dropped()) is not None:
+            yield dropped
+        elif not all(terms):
             yield self._finding(Level.WEAKER, "no-terms", "the terms of the loss are not known")
             yield from self._of_factor_alone()
         elif len(kinds[0]) > _MANY_TERMS * max(1, len(self._first.passes)):
             yield from self._many(terms)
         elif any(each != kinds[0] for each in kinds):
-            yield self._finding(Level.WEAKER, "terms", "the losses of ranks have different terms")
+            yield from self._of_counts()
         else:
             yield from self._aligned(list(zip(*terms, strict=True)))
 
@@ -120,6 +122,72 @@ class _RowWeights:
         else:
             yield from self._of_factor_alone()
 
+    def _dropped(self) -> RankFinding | None:
+        """Find a rank that empties gradients between passes of a step, which others add up.
+
+        Passes that are emptied before any step, as of a test, are no such ones.
+        """
+        added: list[set[int]] = []
+        lost: list[set[int]] = []
+        for step in self._steps:
+            current = {each.number for own in step.own for each in own.current}
+            every = {e.number for own in step.own for e in own.passes if e.first.l2 > 0}
+            added.append(current)
+            lost.append(every - current)
+        most = max(map(len, added))
+        rank = next((r for r, each in enumerate(lost) if each and len(added[r]) < most), None)
+        if rank is None or near(self._total_of_passes(), 1.0, _ONE):
+            return None
+        other = next(r for r, each in enumerate(added) if len(each) == most)
+        reason = (
+            f"rank {rank} steps with the gradients of {len(added[rank])} of its "
+            f"{len(added[rank]) + len(lost[rank])} backward passes, rank {other} with those of "
+            f"{most}: it empties them between passes"
+        )
+        return self._finding(Level.FAULT, "passes", reason)
+
+    def _total_of_passes(self) -> float | None:
+        """Return the weights of all rows together if each pass has one known term."""
+        terms = [each for step in self._steps for each in step.terms]
+        numbers = sum(len({each.number for each in step.terms}) for step in self._steps)
+        if len(terms) != numbers or any(each.is_mean is None for each in terms):
+            return None
+        return abs(_total(terms)) * self._factor / self._ranks
+
+    def _of_counts(self) -> Iterator[RankFinding]:
+        """Compare terms of ranks that have other numbers of passes, each with the same terms."""
+        by_pass = [_by_pass(each.terms) for each in self._steps]
+        kinds = {tuple(e.kind for e in terms) for each in by_pass for terms in each}
+        if len(kinds) > 1 or len({len(each) for each in by_pass}) == 1:
+            yield self._finding(Level.WEAKER, "terms", "the losses of ranks have different terms")
+            return
+        counts = ", ".join(f"{len(each)} on rank {rank}" for rank, each in enumerate(by_pass))
+        for place, kind in enumerate(kinds.pop()):
+            every = [[terms[place] for terms in each] for each in by_pass]
+            means = [float(np.mean([_weight(e) for e in each])) for each in every]
+            is_known = all(e.is_mean is not None and e.is_linear for each in every for e in each)
+            is_even = all(
+                near(_weight(e), mean, _EQUAL)
+                for each, mean in zip(every, means, strict=True)
+                for e in each
+            )
+            if not (is_known and is_even):
+                yield self._finding(Level.WEAKER, "terms", "the losses of ranks have other terms")
+                return
+            if any(not near(each, means[0], _EQUAL) for each in means):
+                shown = " and ".join(f"{each:.3g}" for each in means[:4])
+                reason = (
+                    f"ranks step after different numbers of backward passes ({counts}), and "
+                    f"samples have unequal weights in the loss ({_word(kind)}): {shown}"
+                )
+                factor = max(means) / min(means) if min(means) > 0 else None
+                yield self._finding(Level.FAULT, "terms", reason, factor)
+                return
+        total = self._total_of_passes()
+        if not near(total, 1.0, _ONE):
+            what = "are not known to add up to 1" if total is None else f"add up to {total:.3g}"
+            yield self._finding(Level.WEAKER, "total", f"the weights of all rows {what}")
+
     def _unequal(self, each: Sequence[LossTerm], like: int) -> RankFinding | None:
         """Return what is wrong with a term whose elements have other weights on other ranks.
 
@@ -153,7 +221,8 @@ class _RowWeights:
 
     def _totals(self, known: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         """Compare the weight of all rows together with 1."""
-        totals = [(each[0].number, _total(each) * self._factor / self._ranks) for each in known]
+        # A mean may also be made larger: its weights are negative.
+        totals = [(e[0].number, abs(_total(e)) * self._factor / self._ranks) for e in known]
         numbers = sorted({number for number, _ in totals})
         sites = {each.site for each in self._first.passes if each.number in numbers}
         accumulates = len(numbers) > 1 and _rows_differ(self._first)
@@ -162,7 +231,12 @@ class _RowWeights:
             yield from self._of_passes(together, len(numbers))
             return
         values = [total for _, total in totals]
-        if any(near(each, 1.0, _ONE) for each in values):
+        # A sum may be one over rows, of several numbers each, that is divided by the rows alone.
+        every = [
+            *values,
+            *(t / self._elements_of_row(e) for t, e in zip(values, known, strict=True)),
+        ]
+        if any(near(each, 1.0, _ONE) for each in every):
             return
         if accumulates:
             values = [together]
@@ -173,10 +247,10 @@ class _RowWeights:
             yield self._finding(Level.REMARK, "total", reason)
             return
         ranks = self._ranks
-        if near(self._mean, ranks) and any(near(each, ranks, _ONE) for each in values):
+        if near(self._mean, ranks) and any(near(each, ranks, _ONE) for each in every):
             reason = f"gradients are summed over {ranks} ranks instead of averaged"
             yield self._finding(Level.FAULT, "summed", reason, float(ranks))
-        elif near(self._mean, 1 / ranks) and any(near(e, 1 / ranks, _ONE) for e in values):
+        elif near(self._mean, 1 / ranks) and any(near(e, 1 / ranks, _ONE) for e in every):
             reason = f"gradients are divided by {ranks} once too often"
             yield self._finding(Level.FAULT, "summed", reason, 1 / ranks)
         elif all(not e.is_mean for each in known for e in each):
@@ -192,6 +266,15 @@ class _RowWeights:
             yield self._finding(Level.WEAKER, "total", reason)
         elif len(values) == 1:
             yield self._finding(Level.REMARK, "total", f"the loss is multiplied by {values[0]:.3g}")
+
+    def _elements_of_row(self, each: Sequence[LossTerm]) -> float:
+        """Return how many elements of a sum each row has, on all ranks; 1 if that is not known."""
+        rows = [_rows_of_pass(step, e.number) for step, e in zip(self._steps, each, strict=True)]
+        pairs = list(zip(each, rows, strict=True))
+        if any(e.is_mean or not r or e.elements % r for e, r in pairs):
+            return 1.0
+        of_row = {e.elements / r for e, r in pairs}
+        return of_row.pop() if len(of_row) == 1 else 1.0
 
     def _of_passes(self, total: float, passes: int) -> Iterator[RankFinding]:
         if near(total, passes, _ONE) and near(self._mean, 1.0):
@@ -227,6 +310,18 @@ def _rows_differ(step: OwnStep) -> bool:
         by_pass.setdefault(each.number, set()).update(each.checksums)
     every = list(by_pass.values())
     return bool(every) and len(set().union(*every)) == sum(map(len, every))
+
+
+def _rows_of_pass(step: OwnStep, number: int) -> int:
+    rows = fed_rows([each for each in step.rows if each.number == number])
+    return sum(len(each.checksums) for each in rows)
+
+
+def _by_pass(terms: Sequence[LossTerm]) -> list[list[LossTerm]]:
+    found: dict[int, list[LossTerm]] = {}
+    for each in terms:
+        found.setdefault(each.number, []).append(each)
+    return list(found.values())
 
 
 def _weight(term: LossTerm) -> float:

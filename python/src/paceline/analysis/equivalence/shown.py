@@ -17,7 +17,15 @@ from paceline.analysis.equivalence.sample_log import some
 from paceline.measure.records.own_steps import COMPRESSED, UNEVEN
 
 # Differences that are faults although ranks agree with each other.
-_FAULTS = {"gradient", "update", "replicas"}
+_FAULTS = {"gradient", "loss", "update", "replicas"}
+_LEVELS = {"module": Level.WEAKER, "loss": Level.WEAKER, "inputs": Level.SUSPICION}  # of others
+# Findings of ranks that explain a difference from the reference, by its kind.
+_EXPLAINS = {
+    "gradient": {"constant-buffers", "clipped-scaled", "terms"},
+    "loss": {"constant-buffers", "gathered", "terms"},
+    "update": {"clipped-scaled"},
+    "module": {"constant-buffers"},
+}
 # Kinds of training that are meant to differ from one process.
 _BY_DESIGN = {"averaged", "rounded", COMPRESSED, UNEVEN}
 # What gradients that are equal to those of one process do not excuse.
@@ -146,9 +154,13 @@ def shown(
     statement, by_reference = ranks.statement, True
     is_zero = any(each.level == Level.NOT_SHOWN and each.kind in _ALWAYS for each in found)
     by_design = any(each.kind in _BY_DESIGN for each in found)
-    if compared.passed is False and compared.kind in _FAULTS and not by_design:
+    drifts = any(each.level == Level.FAULT and each.kind == "drift" for each in found)
+    if compared.kind == "start-of-rank" and drifts:
+        found.insert(0, _as_finding(compared, Level.FAULT))  # from which the others follow
+    elif _is_fault(compared, ranks) and not by_design:
         if not _is_known(compared, found):
             found.insert(0, _as_finding(compared, Level.FAULT))
+            found = _with_cause_first(compared, found)
         statement = Statement.WRONG
     elif any(e.kind == "no-optimiser" and e.tensor == compared.tensor for e in found):
         found.insert(0, _as_finding(compared, Level.FAULT))  # the reference steps it
@@ -163,11 +175,13 @@ def shown(
     else:
         by_reference = False
         if not compared.passed:
-            level = Level.WEAKER if compared.kind == "module" else Level.REMARK
-            found.append(_as_finding(compared, level))
+            added = _as_finding(compared, _LEVELS.get(compared.kind, Level.REMARK))
+            found.insert(0 if added.level == Level.SUSPICION else len(found), added)
     if compared.passed and reference > Statement.EQUAL:
         reason = f"equal to {compared.reference} on the same samples, with {options}"
         found.append(RankFinding(level=Level.REMARK, kind="reference", reason=reason))
+    if compared.limit:
+        found.append(RankFinding(level=Level.REMARK, kind="noise", reason=compared.limit))
     accepted = [n for n in ACCEPTABLE if n in accept and any(_name(each) == n for each in found)]
     found = [each for each in found if _name(each) not in accepted]
     if not by_reference:
@@ -178,11 +192,18 @@ def shown(
     return Shown(
         statement=statement,
         findings=tuple(found),
-        steps=max(compared.steps if compared.passed else 0, ranks.steps),
+        steps=_steps_of(compared, ranks, statement),
         last=ranks.last,
         rows=ranks.rows,
         options=" ".join(named),
     )
+
+
+def _steps_of(compared: LayoutFinding, ranks: RanksFinding, statement: Statement) -> int:
+    """Return how many first steps the statement is about."""
+    if compared.limit and statement == Statement.EQUAL:
+        return compared.steps
+    return max(compared.steps if compared.passed else 0, ranks.steps)
 
 
 def _name(finding: RankFinding) -> str | None:
@@ -197,8 +218,29 @@ def _is_known(finding: LayoutFinding, found: Sequence[RankFinding]) -> bool:
     )
 
 
+def _is_fault(compared: LayoutFinding, ranks: RanksFinding) -> bool:
+    """Return whether a difference from the reference is a fault.
+
+    A loss that compares rows with each other depends on which ones a rank has. Where ranks use the
+    exact mean of their own gradients, it may be meant so.
+    """
+    if compared.passed is not False or compared.kind not in _FAULTS:
+        return False
+    mixes = any(each.kind == "mixed-rows" for each in ranks.findings)
+    return not (compared.kind == "loss" and mixes and ranks.statement == Statement.MEAN)
+
+
+def _with_cause_first(compared: LayoutFinding, found: Sequence[RankFinding]) -> list[RankFinding]:
+    """Return the findings, first what ranks show by themselves and the difference follows from."""
+    kinds = _EXPLAINS.get(compared.kind, set())
+    causes = [e for e in found if e.kind in kinds and (e.step or 0) <= (compared.step or 0)]
+    rest = [each for each in found if each not in causes]
+    return [*(replace(each, level=Level.FAULT) for each in causes), *rest]
+
+
 def _as_finding(finding: LayoutFinding, level: Level) -> RankFinding:
-    beside = "" if level == Level.FAULT else f"not compared with {finding.reference}: "
+    is_plain = level in (Level.FAULT, Level.SUSPICION)
+    beside = "" if is_plain else f"not compared with {finding.reference}: "
     return RankFinding(
         level=level,
         kind=f"reference {finding.kind}",

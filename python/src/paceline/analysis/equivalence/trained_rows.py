@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
+import numpy as np
+import numpy.typing as npt
+
 from paceline.analysis.equivalence.own_checks import Level, RankFinding
-from paceline.measure.records.own_steps import Observed, TrainedRows
+from paceline.measure.records.own_steps import Observed, TrainedRows, Update
 
 _CHANCE = 1e-6  # of a right training that looks like a wrong one
 _MIXED_STEPS = 2
+_SAME_PLACES = 3  # steps
+_EQUAL = 1e-6  # relative difference of numbers
+_SHIFTED = 1e-4  # relative difference of numbers from those that were shifted or multiplied
+_LEAST_EVIDENCE = 8  # numbers that these explain
+
+Numbers = npt.NDArray[np.float64]
 
 Steps = Sequence[Sequence[int]]  # checksums of the rows of each step
 
@@ -36,6 +45,8 @@ def judge_rows(
     found = _of_ranks(own, first)
     if other and found is None:
         found = _of_orders(together, other, first, len(own), words)
+    if other and found is None:
+        found = _of_places(own, other, words)
     if other and found is None and all(each.is_whole for each in (*ranks, *reference)):
         found = _of_counts(together, other, first, words)
     return [] if found is None else [found]
@@ -84,6 +95,58 @@ def changed_rows(
         "differs: what is done to rows before was not compared"
     )
     return [RankFinding(level=Level.WEAKER, kind="changed-rows", step=0, reason=reason)]
+
+
+def shifted_rows(theirs: Update, own: Sequence[Update]) -> str | None:
+    """Return how rows of a step differ if they are those of the reference, shifted or multiplied.
+
+    Each number of a row has a shift and a factor of its own. Random changes are left out.
+    """
+    whole, *parts = (np.array(each.inputs) for each in (theirs, *own))
+    if any(each.generators != theirs.generators for each in own):
+        return None
+    if any(each.ndim != 2 or each.shape[1] != whole.shape[1] for each in (whole, *parts)):
+        return None
+    for pairs in _shares(whole, parts):
+        changed = [_is_shifted(before, after) for before, after in pairs]
+        if None not in changed and any(changed):
+            return (
+                "rows that the model gets are those of the reference, but shifted or multiplied, "
+                "as by moments that each rank computes of its own rows"
+            )
+    return None
+
+
+def _shares(whole: Numbers, parts: Sequence[Numbers]) -> Iterator[list[tuple[Numbers, Numbers]]]:
+    """Yield the ways in which ranks may share the rows of the reference, as pairs of rows."""
+    ranks, sizes = len(parts), [len(each) for each in parts]
+    if sum(sizes) != len(whole):
+        return
+    yield [(whole[rank::ranks], part) for rank, part in enumerate(parts)]
+    ends = np.cumsum(sizes)
+    yield list(zip(np.split(whole, ends[:-1]), parts, strict=True))
+
+
+def _is_shifted(before: Numbers, after: Numbers) -> bool | None:
+    """Return whether each number is changed by a factor and a shift of its own; None if neither.
+
+    False: rows are equal.
+    """
+    if before.shape != after.shape:
+        return None
+    scale = float(np.abs(before).max(initial=0.0)) or 1.0
+    if float(np.abs(before - after).max(initial=0.0)) <= _EQUAL * scale:
+        return False
+    varied = [n for n in range(before.shape[1]) if len(set(before[:, n])) > len(before) / 2]
+    if len(varied) < 2 or (len(before) - 2) * len(varied) < _LEAST_EVIDENCE:
+        return None
+    for number in varied:
+        x, y = before[:, number] - before[:, number].mean(), after[:, number]
+        y = y - y.mean()
+        rest = y - (x @ y) / (x @ x) * x
+        if np.linalg.norm(rest) > _SHIFTED * np.linalg.norm(y) or not y.any():
+            return None
+    return True
 
 
 def rows_of_steps(
@@ -136,11 +199,16 @@ def _of_ranks(own: Sequence[Steps], first: int | None) -> RankFinding | None:
     enough = max(ranks, math.ceil(math.log(_CHANCE) / math.log((ranks - 1) / ranks)))
     seen: list[set[int]] = [set() for _ in own]  # of each rank, in this part of the training
     repeats, mixed, begin = 0, 0, None
-    for step, rows in enumerate(map(set, each) for each in zip(*own, strict=False)):
-        here = list(rows)
+    for step, rows in enumerate(zip(*own, strict=False)):
+        here = list(map(set, rows))
         every, before = set().union(*here), set().union(*seen)
-        again = every & before
-        if any(a & b for a, b in zip(here, seen, strict=True)) or again == every:
+        # Ranks of a model-parallel group have all rows together.
+        shared = Counter(chain.from_iterable(dict.fromkeys(map(frozenset, here))))
+        again = every & before | {row for row, count in shared.items() if count > 1}
+        is_own = any(
+            len(a) < len(all_rows) or a & b for a, all_rows, b in zip(here, rows, seen, strict=True)
+        )
+        if is_own or again == every:
             # A rank meets its own rows again, or an epoch begins anew.
             seen, repeats, mixed, begin = here, 0, 0, None
             continue
@@ -173,6 +241,36 @@ def _of_orders(
                 first,
             )
     return None
+
+
+def _of_places(own: Sequence[Steps], one: Steps, words: str) -> RankFinding | None:
+    """Find ranks that go through the order of the reference from different places.
+
+    Each rank has a part of the rows of one of its steps, always as many steps ahead.
+    """
+    begin, end = _without_repeats(one)[0]
+    place = {row: step for step in range(begin, end) for row in one[step]}
+    ahead: list[list[int]] = []
+    for steps in own:
+        found: list[int] = []
+        for number, rows in enumerate(steps):
+            [there, *others] = {place.get(row, -1) for row in rows} or {-1}
+            if others or there < 0 or len(rows) >= len(one[there]):
+                break
+            found.append(there - number)
+        ahead.append(found)
+    shared = min(map(len, ahead))
+    if shared < _SAME_PLACES or any(len(set(each[:shared])) > 1 for each in ahead):
+        return None
+    first = ahead[0][0]
+    rank = next((r for r, each in enumerate(ahead) if each[0] != first), None)
+    if rank is None:
+        return None
+    return _finding(
+        f"rank {rank} trains on rows of step {ahead[rank][0] + 1} of {words}, rank 0 on those of "
+        f"step {first + 1}: they go through the data from different places",
+        0,
+    )
 
 
 def _without_repeats(steps: Steps) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, HashStore
+from torch._C._functorch import peek_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.distributed_c10d import _abort_process_group as abort_process_groups
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNormLayer
@@ -92,6 +93,14 @@ class NewTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for each in given:
             self._used(each)
         return found
+
+
+def is_traced() -> bool:
+    """Return whether torch compiles or transforms the code that runs: its tensors have no data.
+
+    torch.func transforms it, as by grad and vmap.
+    """
+    return torch.compiler.is_compiling() or peek_interpreter_stack() is not None
 
 
 def exclude_from_ddp(module: nn.Module, names: list[str]) -> None:

@@ -28,6 +28,7 @@ class Sketch:
     l2: float  # -1: not finite
     crc32: int  # of all its bytes
     low: bool = False  # it has 16 bits
+    total: float | None = None  # sum of its elements; None: not finite, or not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class State:
     shape: list[int]
     value: Sketch
     is_used: bool = True  # no: running statistics that the module only updates
+    is_of_model: bool = True  # no: a buffer of a module without parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,11 @@ class OwnStep:
     gathered: list[str] = field(default_factory=list)  # collectives that lost a gradient
     crossed: list[str] = field(default_factory=list)  # functions that exchange values in a forward
     mixes_rows: bool = False  # the loss has a product of rows of this rank with each other
+    moments: list[State] = field(default_factory=list)  # of the optimiser, before its first step
+    # weights that the step before has moved, and that are again what they were before it
+    lost: list[str] = field(default_factory=list)
+    clipped_scale: float = 1.0  # of gradients when they were clipped
+    has_messages: bool = False  # ranks sent tensors to single other ones since the step before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +179,9 @@ class OwnSteps:
     counts: list[int] = field(default_factory=list)  # steps of each optimiser
     optimizers: list[str] = field(default_factory=list)  # their classes
     layout: list[str] = field(default_factory=list)  # forms of parallelism, as above
+    # modules that exchange values with other ranks while they are called, with a gradient; of the
+    # outermost one only if it sends rows to ranks (all_to_all)
+    exchanging: list[str] = field(default_factory=list)
     keeps_statistics: bool = False  # a wrapper was told not to send running statistics
     mixing: list[str] = field(default_factory=list)  # modules that mix rows
 
@@ -215,6 +225,8 @@ class ComparedTensor:
     # the reference is zero
     factor: float | None = None
     sha256: str | None = None  # None: ranks are not compared by it, or have parts of the tensor
+    # of a change: the part of the difference at elements whose gradient is nothing but roundings
+    noise_l2: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +245,12 @@ class Update:
     drew: bool = False
     # checksums of the states of generators of random numbers that the script has used
     generators: dict[str, str] = field(default_factory=dict)
+    # weights that something else has moved since the step before, compared with those of the
+    # reference after that step
+    begin: list[ComparedTensor] = field(default_factory=list)
+    inputs: list[list[float]] = field(default_factory=list)  # some numbers of each row, unchanged
+    # outputs of modules that could not be compared row by row
+    has_unknown_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

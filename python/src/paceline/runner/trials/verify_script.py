@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.analysis.equivalence.observed import Kind, LayoutFinding, judge
+from paceline.analysis.equivalence.module_calls import Kind
+from paceline.analysis.equivalence.observed import LayoutFinding, judge
 from paceline.analysis.equivalence.own_checks import Level, RankFinding
 from paceline.analysis.equivalence.ranks import ONE_RANK, RanksFinding, Statement, judge_ranks
 from paceline.analysis.equivalence.shown import REFERENCE_SHOWN, Shown, shown

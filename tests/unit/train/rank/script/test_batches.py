@@ -212,6 +212,20 @@ def test_images_of_their_own_sizes_are_counted():
     assert rows_of("no tensor") is None
 
 
+def test_samples_in_mappings_of_their_own_are_counted_and_known_apart():
+    samples = [{"image": torch.full((3, 8, 8 + i), i), "boxes": torch.ones(i, 4)} for i in (1, 2)]
+    assert rows_of(samples) == rows_of((samples,)) == 2
+    own = [(checksums([each]) or [""])[0] for each in samples]
+    assert checksums(samples) == checksums((samples,)) == own
+    batches = [{"x": torch.ones(4, 2), "y": torch.ones(4)}, {"x": torch.ones(4, 3)}]
+    assert rows_of(batches) == rows_of(({"x": torch.ones(4, 2)},)) == 4
+    images = [torch.full((3, 8 + i, 8), i) for i in (1, 2)]
+    boxes = [{"boxes": torch.ones(i, 4)} for i in (1, 2)]
+    first, second = checksums((images, boxes)) or ("", "")
+    assert first != second
+    assert checksums((images[::-1], boxes[::-1])) == [second, first]
+
+
 def test_samples_are_the_rows_of_tensors_as_long_as_the_first():
     assert len(samples_of({"a": torch.ones(3, 2), "b": [torch.ones(3), torch.ones(7)]})) == 2
     assert samples_of({"n": torch.tensor(3.0), "empty": torch.ones(0)}) == []
@@ -243,3 +257,16 @@ def test_the_samples_of_a_batch_of_graphs_are_graphs_and_not_their_nodes():
     tokens, mask = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.ones(2, 3, dtype=torch.int64)
     assert len(checksums((tokens, mask)) or ()) == rows_of((tokens, mask)) == 2
     assert len(checksums((nodes, torch.ones(5, dtype=torch.int64))) or ()) == 5
+
+
+def test_calls_within_a_transform_of_torch_are_left_out(counter):
+    model = nn.Linear(3, 1)
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+
+    def loss_of(weights, row):
+        return torch.func.functional_call(model, weights, row[None]).square().mean()
+
+    torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(weights, rows(4))
+    assert counter.take() is None
+    passed(model, rows(4))
+    assert counter.take() == 4

@@ -26,12 +26,16 @@ LOSSES = {
     "contrastive": contrastive,
     "einsum": lambda a, b: functional.cross_entropy(torch.einsum("nc,mc->nm", a, b), ROW),
     "both views": lambda a, b: contrastive(a, torch.cat([a, b])),
+    "distances": lambda a, b: torch.cdist(a, b).max(1).values.mean(),
+    "distances of one": lambda a, _: functional.pdist(a).mean(),
+    "differences": lambda a, b: (a[:, None] - b[None]).abs().sum(-1).amin(1).mean(),
+    "ranking": lambda a, b: (b[:, 0] - a[:, :1] + 1).relu().mean(),
     "cross-correlation": lambda a, b: (a.T @ b / ROWS).square().sum(),
 }
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_that_multiplies_rows_mixes_them(name):
+def test_a_loss_that_compares_rows_mixes_them(name):
     encoder = nn.Sequential(nn.Conv1d(3, 4, 2), nn.Flatten(), nn.Linear(16, 7))
     views = torch.randn(2, ROWS, 3, 5)
     assert mixes(LOSSES[name](*map(encoder, views)))
@@ -43,7 +47,8 @@ def test_models_that_compute_each_row_by_itself_mix_none():
     positions = nn.Embedding(ROWS, 8)(ROW)
     hidden = layer(nn.Embedding(9, 8)(torch.arange(ROWS * 5).reshape(ROWS, 5) % 9))
     weights = low[0] @ low[1]  # a product of parameters
-    for output in (hidden.mean(1) @ weights, hidden.mean(1) @ positions.T):
+    pooled = hidden.mean(1) * hidden[:, :1].mean(-1)
+    for output in (hidden.mean(1) @ weights, hidden.mean(1) @ positions.T, pooled):
         assert not mixes(functional.cross_entropy(output, ROW))
     tokens = torch.bmm(hidden, hidden.transpose(1, 2))
     assert not mixes(tokens.square().mean())

@@ -51,6 +51,57 @@ def test_a_tied_parameter_has_all_its_names():
     assert names[id(model[0].weight)] == ["0.weight", "1.weight"]
 
 
+class Parts(nn.Module):
+    """A model whose parts are called one by one."""
+
+    def __init__(self, other=None):
+        super().__init__()
+        self.embed, self.body, self.head = (nn.Linear(4, 4) for _ in range(3))
+        self.other = other
+
+
+def test_parts_that_are_called_one_by_one_have_the_names_of_the_model():
+    model = Parts()
+    inputs = torch.ones(2, 4)
+    whole = called(model.embed, model.body, model.head, inputs=inputs)
+    assert list(whole.models()) == ["embed.", "body.", "head."]
+    last = called(model.head, model.body, inputs=inputs)
+    assert list(last.models()) == ["head.", "body."]
+    assert States(last).models() == last.models()
+    alone = called(model.body, inputs=inputs)
+    assert list(alone.models()) == [""]
+    alone.is_stage = True
+    assert list(alone.models()) == ["body."]
+    model.head = None
+    assert list(called(model.body, inputs=inputs).models()) == ["body."]
+
+
+def test_models_beside_each_other_keep_their_classes_as_names():
+    model, other = Parts(), nn.Linear(4, 4)
+    assert list(called(model.embed, model.body, other).models()) == [
+        "Linear.", "Linear2.", "Linear3.",
+    ]  # fmt: skip
+    average = Parts(other=model.embed)  # holds one of them
+    assert list(called(model.embed, other).models()) == ["Linear.", "Linear2."]
+    del average
+
+
+def test_buffers_of_a_module_without_parameters_have_its_class_as_name():
+    class Centre(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, rows):
+            return rows - self.mean
+
+    centre, model = Centre(), nn.Linear(4, 4)
+    states = States(called(model, centre))
+    states.called(centre, 1)
+    [buffer] = states.take_buffers()
+    assert (buffer.place.name, buffer.is_of_model) == ("Centre.mean", False)
+
+
 def test_words_of_wrappers_are_removed():
     assert without_wrappers("_orig_mod.block._fsdp_wrapped_module.0.weight") == "block.0.weight"
 

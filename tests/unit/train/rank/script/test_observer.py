@@ -91,6 +91,56 @@ def test_a_share_has_checksums_of_the_same_samples(tmp_path):
         assert numbers == pytest.approx(by_sample[sample], rel=1e-5)
 
 
+def test_calls_with_parts_of_a_batch_have_the_samples_of_these_parts(tmp_path):
+    def train():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = TensorDataset(torch.randn(8, 4), torch.randn(8, 2))
+        for samples, targets in DataLoader(data, batch_size=8):
+            for part, target in zip(samples.split(4), targets.split(4), strict=True):
+                hidden = model[0](part)
+                (model[1](hidden) - target).square().mean().backward()
+            optimizer.step()
+
+    found = observed(tmp_path / "reference", train)
+    [step] = found.updates
+    assert not step.has_unknown_rows
+    assert [(call.name, call.samples) for call in found.calls] == [
+        ("0", step.samples[:4]), ("1", step.samples[:4]),
+        ("0", step.samples[4:]), ("1", step.samples[4:]),
+    ]  # fmt: skip
+    assert len(step.inputs) == 4
+    assert step.inputs[0] == pytest.approx(step.inputs[0][:4])
+
+
+def test_weights_that_something_moves_between_steps_are_compared(tmp_path):
+    def training_with(between):
+        def train():
+            torch.manual_seed(1)
+            model = nn.Linear(4, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for rows in torch.randn(2, 8, 4):
+                before = model.bias.detach().clone()
+                optimizer.zero_grad()
+                model(rows).square().mean().backward()
+                optimizer.step()
+                between(model, before)
+
+        return train
+
+    def restore(model, before):
+        model.bias.data.copy_(before)
+
+    whole = observed(tmp_path / "reference", training_with(lambda *_: None))
+    assert [each.begin for each in whole.updates] == [[], []]
+    other = observed(tmp_path / "other", training_with(restore), reference="reference")
+    assert other.updates[0].begin == []
+    [lost] = other.updates[1].begin
+    [change] = [each for each in whole.updates[0].change if each.name == "bias"]
+    assert (lost.name, lost.difference_l2) == ("bias", pytest.approx(change.l2, rel=1e-4))
+
+
 def test_tied_weights_and_two_optimisers_are_followed(tmp_path):
     def train():
         torch.manual_seed(1)
@@ -136,3 +186,19 @@ def test_numbers_of_samples_are_norms_and_projections():
     assert norms[0][0] == pytest.approx(5)
     assert norms[1] == [0, 0]
     assert per_sample(torch.ones(3, 2), 2) is None
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.Adam, torch.optim.SGD])
+def test_what_moves_elements_whose_gradient_is_nothing_but_roundings_is_known(tmp_path, optimiser):
+    def train(rounding):
+        torch.manual_seed(1)
+        weight = nn.Parameter(torch.zeros(4))
+        steps = optimiser([weight], lr=0.1)
+        weight.grad = torch.tensor([1.0, -2.0, rounding, 0.0])
+        steps.step()
+
+    observed(tmp_path / "reference", lambda: train(2e-9))
+    found = observed(tmp_path / "other", lambda: train(-1e-9), reference="reference")
+    [change] = found.updates[0].change
+    assert change.noise_l2 == pytest.approx(change.difference_l2)
+    assert (change.noise_l2 > 0.01) == (optimiser is torch.optim.Adam)

@@ -27,7 +27,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from paceline.base.torch_internals import DataLoaderIterator
+from paceline.base.torch_internals import DataLoaderIterator, is_traced
 from paceline.train.rank.script.phases import replaced
 
 _CHECKSUM_BYTES = 8
@@ -155,11 +155,11 @@ class BatchCounter:
     # --- forward passes ---
 
     def _enter(self, module: nn.Module, _inputs: Any) -> None:
-        if not (self._is_inside or torch.compiler.is_compiling()):
+        if not (self._is_inside or is_traced()):
             self._depth.append(module)
 
     def _leave(self, module: nn.Module, inputs: Any, named: dict[str, Any], outputs: Any) -> None:
-        if self._is_inside or torch.compiler.is_compiling() or not self._depth:
+        if self._is_inside or is_traced() or not self._depth:
             return
         while self._depth.pop() is not module and self._depth:
             pass  # its forward pass has failed
@@ -290,17 +290,48 @@ def _sha256(value: Any) -> str | None:
 def rows_of(batch: Any) -> int | None:
     """Return the number of samples of a batch or of the inputs of a module; None if not known.
 
-    It is the length of the first tensor, or that of a list of images of their own sizes.
+    It is the length of the first tensor, or that of a list of images of their own sizes or of
+    mappings, one for each sample.
     """
+    items = _items_of(batch)
+    if items:
+        return len(items)
     parts = list(batch.values()) if isinstance(batch, Mapping) else batch
-    if isinstance(parts, list | tuple) and parts:
-        first = parts[0]
-        if _may_be_images(first) and (_differ(first) or _has_list_as_long(parts[1:], len(first))):
-            return len(first)
-        if _may_be_images(parts) and _differ(parts):
-            return None  # images, or several tensors of few samples
+    if isinstance(parts, list | tuple) and parts and _may_be_images(parts) and _differ(parts):
+        return None  # images, or several tensors of few samples
     tensors = samples_of(batch)
     return len(_nodes_of_graphs(batch) or tensors[0]) if tensors else None
+
+
+def _items_of(batch: Any) -> list[Any]:
+    """Return the samples of a batch that is a list of them, such as images with boxes.
+
+    Beside a list of images there may be another one, of what belongs to each. Empty: it is none.
+    """
+    parts = list(batch.values()) if isinstance(batch, Mapping) else batch
+    if not isinstance(parts, list | tuple) or not parts:
+        return []
+    if isinstance(parts, list) and _are_samples(parts):
+        return list(parts)
+    first, *others = parts
+    if not isinstance(first, list | tuple) or not first:
+        return []
+    are_images = _may_be_images(first) and (_differ(first) or _has_list_as_long(others, len(first)))
+    if not (are_images or _are_samples(first)):
+        return []
+    beside = [each for each in others if isinstance(each, list | tuple) and len(each) == len(first)]
+    return list(zip(first, *beside, strict=True))
+
+
+def _are_samples(values: Sequence[Any]) -> bool:
+    """Return whether values are mappings of one sample each.
+
+    Several batches have tensors of one length, that of the batch.
+    """
+    if not all(isinstance(each, Mapping) for each in values):
+        return False
+    lengths = [{len(t) for t in tensors_in(each) if t.dim()} for each in values]
+    return any(lengths) and len(set().union(*lengths)) > 1
 
 
 def _nodes_of_graphs(batch: Any) -> list[int] | None:
@@ -380,6 +411,9 @@ def checksums(batch: Any) -> list[str] | None:
 
     Empty where they are nodes of graphs: other graphs may have the same ones.
     """
+    items = _items_of(batch)
+    if items:
+        return [_checksum(b"".join(map(_bytes, _plain_tensors(each)))) for each in items]
     tensors = samples_of(batch)
     if not tensors:
         return None
@@ -394,4 +428,12 @@ def checksums(batch: Any) -> list[str] | None:
     rows: Any = np.concatenate(parts, axis=1)
     if graphs is not None:
         rows = np.split(rows, np.cumsum(graphs)[:-1]) if graphs else []
-    return [hashlib.blake2b(row.tobytes(), digest_size=_CHECKSUM_BYTES).hexdigest() for row in rows]
+    return [_checksum(row.tobytes()) for row in rows]
+
+
+def _checksum(row: bytes) -> str:
+    return hashlib.blake2b(row, digest_size=_CHECKSUM_BYTES).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,11 @@ _MOST_TERMS = 256
 # A stack of so many losses is followed to each of them; longer ones have one for each sample.
 _FEW = 8
 _PRODUCTS = ("MmBackward", "BmmBackward")
+_DISTANCES = ("CdistBackward", "EuclideanDistBackward")
+_ELEMENTWISE = (
+    *("AddBackward", "SubBackward", "MulBackward", "DivBackward"),
+    *("MinimumBackward", "MaximumBackward"),
+)
 _SINK = "_DDPSink"  # lets each output of a model through, to the input of the same number
 _LINEAR = (
     *("Add", "Sub", "Rsub", "Neg", "Mean", "Sum", "Stack", "Cat", "Select", "Unbind", "View"),
@@ -146,7 +151,10 @@ def loses_gradient(loss: Tensor, gathered: list[Tensor], ranks: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of matrices, n by k and k by m, that both depend on rows of the model's input."""
+    """Something of each row of one matrix with each row of another, n by k and k by m.
+
+    Both depend on rows of the model's input. k is 0 if it is no sum of products over k.
+    """
 
     number: int  # of the backward pass
     n: int
@@ -166,7 +174,7 @@ class Product:
 
 
 def products(loss: Tensor, number: int) -> list[Product]:
-    """Return the products in a loss of two matrices that both depend on data.
+    """Return the products, distances and other pairs in a loss of two tensors of data.
 
     Those of attention are batches of products, one for each row, and are left out.
     """
@@ -174,13 +182,43 @@ def products(loss: Tensor, number: int) -> list[Product]:
     of_data = _of_data(nodes)
     found = []
     for node in nodes:
-        inputs = node.next_functions
-        if not node.name().startswith(_PRODUCTS) or any(each not in of_data for each, _ in inputs):
+        inputs = [(each, place) for each, place in node.next_functions if each is not None]
+        if not inputs or any(each not in of_data for each, _ in inputs):
             continue
-        first, second = (shape(*each) for each in inputs)
-        if first and second and set(first[:-2] + second[:-2]) <= {1}:
-            found.append(Product(number, n=first[-2], k=first[-1], m=second[-1]))
+        shapes = [shape(*each) for each in inputs]
+        if None not in shapes and (sizes := _sizes(node, [s for s in shapes if s is not None])):
+            found.append(Product(number, *sizes))
     return found
+
+
+def _sizes(node: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int, int] | None:
+    """Return n, k and m of a `Product`; None if the node is none."""
+    first, *others = shapes
+    if node.name().startswith("PdistBackward"):
+        return first[0], 0, first[0]
+    if len(node.next_functions) != 2 or len(others) != 1:
+        return None
+    [second] = others
+    if node.name().startswith(_ELEMENTWISE):
+        return _pairs(first, second)
+    is_product = node.name().startswith(_PRODUCTS)
+    if not is_product and not node.name().startswith(_DISTANCES):
+        return None
+    if min(len(first), len(second)) < 2 or set(first[:-2] + second[:-2]) - {1}:
+        return None
+    return (first[-2], first[-1], second[-1]) if is_product else (first[-2], 0, second[-2])
+
+
+def _pairs(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Return the sizes of operands of which one is broadcast along the rows of the other."""
+    most = max(len(first), len(second))
+    if most < 2:
+        return None
+    ours, theirs = ((1,) * (most - len(each)) + each for each in (first, second))
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if one[1] == other[0] == 1 and min(one[0], other[1]) > 1:
+            return one[0], 0, other[1]
+    return None
 
 
 def _of_data(nodes: Collection[Any]) -> set[Any]:

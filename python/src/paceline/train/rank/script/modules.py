@@ -2,11 +2,14 @@
 
 An optimiser knows parameters, but not their names. The outermost modules that the script calls are
 its models. Wrappers of torch (DistributedDataParallel, FSDP, `torch.compile`, checkpoints) add
-words to names, which are removed, so that a parameter has one name in every layout.
+words to names, which are removed, so that a parameter has one name in every layout. Where the
+script calls the parts of a model one by one, as the stages of a pipeline by hand, names are those
+within the model, although it is not called itself.
 """
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,18 +24,26 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from paceline.base.torch_internals import children_of
 from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.base.torch_internals.fsdp import flat_parameters as of_model
 from paceline.train.rank.script.phases import replaced
+
+Known = tuple[int, bool]
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 class CalledModules:
-    """The modules that were called, in the order of their first call."""
+    """The modules that were called, in the order of their first call.
+
+    is_stage: this rank sends to single other ones, and may call a single part of a model.
+    """
 
     def __init__(self) -> None:
+        self.is_stage = False
         self._called: dict[int, nn.Module] = {}
+        self._paths: tuple[Known, dict[int, str]] = ((0, False), {})
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -51,25 +62,19 @@ class CalledModules:
             self._called.setdefault(id(module), module)
 
     @property
-    def count(self) -> int:
-        return len(self._called)
+    def known(self) -> Known:
+        """Return what changes when names may."""
+        return len(self._called), self.is_stage
 
     def models(self) -> dict[str, nn.Module]:
         """Return the outermost modules that have parameters, without wrappers, by a prefix.
 
-        The prefix is empty if there is one, otherwise its class, with a number where it repeats.
+        The prefix is the place in the model of which all of them are parts. Otherwise it is empty
+        if there is one, else its class, with a number where it repeats.
         """
-        inner = {
-            id(each)
-            for module in self._called.values()
-            for each in module.modules()
-            if each is not module
-        }
-        outermost = [
-            _unwrapped(module)
-            for key, module in self._called.items()
-            if key not in inner and next(module.parameters(), None) is not None
-        ]
+        if parts := self.parts():
+            return parts
+        outermost = [each for each in self.outermost() if _has_parameters(each)]
         if len(outermost) == 1:
             return {"": outermost[0]}
         counts: Counter[str] = Counter()
@@ -79,6 +84,67 @@ class CalledModules:
             counts[kind] += 1
             models[f"{kind}{counts[kind] if counts[kind] > 1 else ''}."] = module
         return models
+
+    def outermost(self) -> list[nn.Module]:
+        """Return the modules that are no parts of other called ones, without wrappers."""
+        inner = {
+            id(each)
+            for module in self._called.values()
+            for each in module.modules()
+            if each is not module
+        }
+        return [_unwrapped(module) for key, module in self._called.items() if key not in inner]
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Return the outermost modules by their places in one that has all of them.
+
+        Empty if there is none.
+        """
+        own = [each for each in self.outermost() if _has_parameters(each)]
+        if self._paths[0] != self.known:
+            self._paths = self.known, _paths(own, is_stage=self.is_stage)
+        paths = self._paths[1]
+        if not (own and all(id(each) in paths for each in own)):
+            return {}
+        return {f"{paths[id(each)]}.": each for each in own}
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _paths(parts: Sequence[nn.Module], *, is_stage: bool) -> dict[int, str]:
+    """Return the names of modules in the largest module that has all of them, by their id.
+
+    A single module is a part only of a stage, or where another one was taken out: it may be in a
+    container on one rank alone, such as one with averages of its weights.
+    """
+    own = {id(each) for each in parts}
+    if not own:
+        return {}
+    best: tuple[tuple[int, str], dict[int, str]] | None = None
+    for each in gc.get_objects():
+        if not issubclass(type(each), nn.Module) or id(each) in own or not _is_container(each):
+            continue
+        places = {id(module): name for name, module in each.named_modules()}
+        is_part = len(own) > 1 or is_stage or _lacks_parts(each)
+        if not (own <= places.keys() and is_part):
+            continue
+        order = len(places), type(each).__name__
+        if best is None or order > best[0]:
+            plain = plain_names(each)
+            best = order, {key: plain(places[key]) for key in own}
+    return {} if best is None else best[1]
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Return whether it is a module of the user, or a list of modules: no wrapper, no graph."""
+    package = type(module).__module__
+    return package.startswith("torch.nn.modules.container") or not package.startswith("torch.")
+
+
+def _lacks_parts(module: nn.Module) -> bool:
+    return None in children_of(module).values()
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

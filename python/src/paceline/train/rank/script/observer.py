@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,14 +25,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from paceline.base.torch_internals import DataLoaderIterator
+from paceline.base.torch_internals import DataLoaderIterator, is_traced
 from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.own_steps import ComparedTensor, ModuleCall, Observed, Update
 from paceline.plan.trials.trial import Observation, RankContext
-from paceline.train.rank.script.batches import checksums, tensors_in
+from paceline.train.rank.script.batches import checksums, rows_of, samples_of, tensors_in
 from paceline.train.rank.script.modules import (
     CalledModules,
     flat_parameters,
@@ -43,6 +45,7 @@ from paceline.train.rank.script.phases import (
     around_steps,
     first_loss,
     has_closure,
+    has_messages,
     hooked,
     replaced,
 )
@@ -55,6 +58,10 @@ from paceline.train.training.tensors import save_tensors, sha256_of
 _CHANGE = {torch.float32: 2.0**-20, torch.float64: 2.0**-20}
 _CHANGE_LOW_PRECISION = 2.0**-8
 _LOW_PRECISION = {torch.bfloat16, torch.float16}
+# Share of the largest gradient of a tensor below which that of an element is nothing but roundings.
+_NOISE = 2.0**-16
+# Of the inputs of a step.
+_KEPT_ROWS, _KEPT_NUMBERS = 256, 16
 # Elements that are compared at once: their copies in float64 stay in a core's cache, which makes
 # the comparison of 17 million elements nine times as fast as with whole copies.
 _PART = 2**16
@@ -88,6 +95,13 @@ class Observer:
         self._gradient: dict[str, Tensor] | None = None
         self._batch: list[str] | None = None  # checksums of the samples of the last batch
         self._samples: list[str] = []  # of all batches since the last step
+        self._calling: list[nn.Module] = []  # modules whose forward pass is under way
+        self._part: list[str] | None = None  # samples of an outermost call with a part of the batch
+        self._covered: dict[int, int] = {}  # samples of the batch that a module has had in parts
+        self._inputs: list[list[float]] = []  # of the first outermost call of the step
+        self._has_unknown_rows = False  # of the outputs of this step
+        self._after: dict[int, dict[str, int]] = {}  # checksums of weights after steps
+        self._begin: list[ComparedTensor] = []
         self._losses: list[float] = []
         self._calls: list[tuple[int, nn.Module, list[str], list[list[float]], list[Any]]] = []
         self._is_rounding = observation.rounded  # the next output of a module
@@ -116,7 +130,7 @@ class Observer:
             stack.enter_context(replaced(torch.nn.utils, name, self._clip))
         hooks = hooked(
             register_module_forward_pre_hook(self._before_forward),
-            register_module_forward_hook(self._after_forward),
+            register_module_forward_hook(self._after_forward, always_call=True),
         )
         stack.enter_context(hooks)
 
@@ -130,6 +144,7 @@ class Observer:
     def _take(self, batch: Any) -> None:
         self._batch = checksums(batch)
         self._samples += self._batch or []
+        self._covered = {}
 
     def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         first = first_loss(arguments, named)
@@ -148,14 +163,47 @@ class Observer:
 
     # --- modules ---
 
-    def _before_forward(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if not torch.compiler.is_compiling() and self._batch is None:
+    def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if is_traced():
+            return
+        is_received = self._batch is None and self._is_received(inputs)
+        if self._batch is None and not is_received:
             self._take(inputs)
+        if not self._calling:
+            self._part = self._part_of_batch(module, inputs)
+            is_model = next(module.parameters(), None) is not None and torch.is_grad_enabled()
+            if is_model and not self._inputs and not is_received:
+                self._inputs = _numbers_of(inputs)
+        self._calling.append(module)
+
+    def _is_received(self, inputs: tuple[Any, ...]) -> bool:
+        """Return whether a module gets what another rank has computed, as a stage does."""
+        needs_gradient = any(each.requires_grad for each in tensors_in(inputs))
+        return needs_gradient and has_messages(self._operations, ["recv"])
+
+    def _part_of_batch(self, module: nn.Module, inputs: tuple[Any, ...]) -> list[str] | None:
+        """Return the samples of a call that has a part of the batch: the next ones of the module.
+
+        None if it has the whole batch. A stage that gets no batch itself has them by their places.
+        """
+        rows = rows_of(inputs)
+        if not rows or (self._batch is not None and rows >= len(self._batch)):
+            return None
+        begin = self._covered.get(id(module), 0)
+        if self._batch is None:
+            self._covered[id(module)] = begin + rows
+            return [f"#{place}" for place in range(begin, begin + rows)]
+        if begin + rows > len(self._batch):
+            begin = 0
+        self._covered[id(module)] = begin + rows
+        return self._batch[begin : begin + rows]
 
     def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> Any:
         """Note the numbers of a module's output; return another output where it is rounded."""
-        if torch.compiler.is_compiling():
+        if is_traced():
             return None
+        while self._calling and self._calling.pop() is not module:
+            pass  # its forward pass has failed
         first = outputs if isinstance(outputs, Tensor) else next(tensors_in(outputs), None)
         if first is None or isinstance(first, DTensor) or not first.is_floating_point():
             return None
@@ -165,16 +213,19 @@ class Observer:
             changed = first = self._rounded(first)
         if first.dtype in _LOW_PRECISION:
             self._found.low_precision = True
-        if _is_layer(module) and self._batch:
-            numbers = per_sample(first, len(self._batch))
+        samples = self._part or self._batch
+        if _is_layer(module) and samples:
+            numbers = per_sample(first, len(samples))
             if numbers is not None:
                 gradient: list[Any] = []
                 step = max(self._steps, default=0)
-                self._calls.append((step, module, self._batch, numbers, gradient))
+                self._calls.append((step, module, samples, numbers, gradient))
                 self._generators = generators()
                 if first.requires_grad:
-                    note = partial(_note_gradient, gradient, len(self._batch))
+                    note = partial(_note_gradient, gradient, len(samples))
                     first.register_hook(note)  # type: ignore[no-untyped-call]
+            elif first.dim() and first.requires_grad:
+                self._has_unknown_rows = True
         return changed
 
     def _rounded(self, tensor: Tensor) -> Tensor:
@@ -188,6 +239,7 @@ class Observer:
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
             self._steps.append(0)
+            self._modules.is_stage |= has_messages(self._operations)
             self._models = self._modules.models()
             self._names = parameter_names(self._models)
             self._flat = flat_parameters(self._models)
@@ -199,9 +251,31 @@ class Observer:
         weights = self._weights(optimizer)
         if not self._steps[number]:
             self._found.initial += self._compared(f"initial-{number}", weights, hashed=False)
+        self._begin = self._moved_before(number, weights)
         self._before = {name: tensor.clone() for name, tensor in weights.items()}
         closure = has_closure(arguments, named)
         self._gradient = None if closure else self._gradients(optimizer)
+
+    def _moved_before(self, number: int, weights: Mapping[str, Tensor]) -> list[ComparedTensor]:
+        """Compare weights that something else has moved since the step before, as a broadcast does.
+
+        They are compared with those of the reference after that step.
+        """
+        after = self._after.pop(number, {})
+        if self._keeps and not self._context.is_first:
+            return []  # the first rank may be writing them
+        moved = (
+            [n for n, each in weights.items() if after.get(n, 0) != _crc32(each)] if after else []
+        )
+        path = self._reference.weights_at(f"observed-weights-{number}-{self._steps[number] - 1}")
+        if not moved or not path.exists():
+            return []
+        theirs = load_file(path)
+        return [
+            compared(name, weights[name], theirs[name], hashed=False)
+            for name in moved
+            if name in theirs and theirs[name].shape == weights[name].shape
+        ]
 
     def _after_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
         number = self._optimizers.index(optimizer)
@@ -222,15 +296,26 @@ class Observer:
                 losses=self._losses,
                 gradient=self._compared(f"gradient-{place}", gradient),
                 weights=self._compared(f"weights-{place}", {**weights, **self._float_buffers()}),
-                change=self._compared(f"change-{place}", change, hashed=False),
+                change=self._compared(
+                    f"change-{place}",
+                    change,
+                    hashed=False,
+                    noise=self._noise(f"gradient-{place}", gradient),
+                ),
                 clipped=clipped is not None and max(reduced, default=0.0) > clipped,
                 drew=self._drew,
                 generators=dict(generators().items() - self._unused.items()),
+                begin=self._begin,
+                inputs=self._inputs,
+                has_unknown_rows=self._has_unknown_rows,
             )
         )
+        self._after[number] = {name: _crc32(each) for name, each in weights.items()}
         self._steps[number] += 1
         self._batch, self._samples, self._losses = None, [], []
         self._clipped_unix_s, self._drew = None, False
+        self._part, self._covered, self._calling = None, {}, []
+        self._inputs, self._has_unknown_rows = [], False
         self._before = {}
 
     def _parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -249,12 +334,34 @@ class Observer:
 
     # --- comparison ---
 
+    def _noise(self, point: str, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return which elements of gradients are nothing but roundings, here and in the reference.
+
+        Optimisers as Adam, which divide by the size of the gradient, move them by any amount.
+        """
+        path = self._reference.weights_at(f"observed-{point}")
+        if self._keeps or not path.exists():
+            return {}
+        found = {}
+        for name, theirs in load_file(path).items():
+            ours = gradient.get(name)
+            if ours is None or ours.shape != theirs.shape or not theirs.numel():
+                continue
+            size = torch.maximum(ours.to(theirs).abs(), theirs.abs())
+            found[name] = (size > 0) & (size <= _NOISE * theirs.abs().max())
+        return found
+
     def _compared(
-        self, point: str, tensors: Mapping[str, Tensor], *, hashed: bool = True
+        self,
+        point: str,
+        tensors: Mapping[str, Tensor],
+        *,
+        hashed: bool = True,
+        noise: Mapping[str, Tensor] | None = None,
     ) -> list[ComparedTensor]:
         """Compare tensors with the reference's at a point of the training, or keep them for it.
 
-        hashed: whether the checksums of ranks are compared with each other.
+        hashed: whether the checksums of ranks are compared with each other. noise: see `_noise`.
         """
         path = self._reference.weights_at(f"observed-{point}")
         if self._keeps:
@@ -272,7 +379,12 @@ class Observer:
                 if name not in self._found.unknown:
                     self._found.unknown.append(name)
                 continue
-            found.append(compared(name, ours, reference, hashed=hashed and name not in sharded))
+            each = compared(name, ours, reference, hashed=hashed and name not in sharded)
+            mask = (noise or {}).get(name)
+            if mask is not None and mask.shape == ours.shape and bool(mask.any()):
+                apart = (ours.double() - reference.double())[mask]
+                each = replace(each, noise_l2=_finite(float(torch.linalg.vector_norm(apart))))
+            found.append(each)
         return found
 
     def _sharded(self) -> set[str]:
@@ -284,7 +396,8 @@ class Observer:
         names: dict[int, str] = {}
         for prefix, model in self._models.items():
             for name, module in model.named_modules():
-                names.setdefault(id(module), prefix + without_wrappers(name))
+                full = prefix + without_wrappers(name)
+                names.setdefault(id(module), full.removesuffix("."))
         self._found.calls = [
             ModuleCall(
                 step=step,
@@ -312,6 +425,23 @@ def per_sample(tensor: Tensor, samples: int) -> list[list[float]] | None:
     direction = torch.cos(torch.arange(rows.shape[1], dtype=torch.float32))
     norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     return torch.stack([norms, (rows @ direction).double()], dim=1).tolist()
+
+
+def _numbers_of(inputs: tuple[Any, ...]) -> list[list[float]]:
+    """Return some numbers of each of the first rows of a module's inputs; empty: not known."""
+    tensors = [each for each in samples_of(inputs) if each.is_floating_point() and each.dim() > 1]
+    if not tensors:
+        return []
+    rows = tensors[0].detach()[:_KEPT_ROWS].flatten(1)
+    if not bool(rows.isfinite().all()):
+        return []
+    places = torch.linspace(0, rows.shape[1] - 1, min(_KEPT_NUMBERS, rows.shape[1])).long()
+    found: list[list[float]] = rows[:, places.to(rows.device)].double().tolist()
+    return found
+
+
+def _crc32(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.detach().contiguous().reshape(-1).numpy())
 
 
 def _note_gradient(found: list[Any], samples: int, gradient: Tensor) -> None:

@@ -11,6 +11,7 @@ most 64 elements keeps all of them.
 from __future__ import annotations
 
 import base64
+import math
 import sys
 import zlib
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from paceline.base.torch_internals import is_traced
 from paceline.base.torch_internals.autograd import hooks_of
 from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.measure.records.own_steps import OwnGradient, OwnPass, Sketch, TensorPart
@@ -60,7 +62,7 @@ class OwnGradients:
     def follow(self, tensor: Tensor) -> Leaf | None:
         if not (self._active and tensor.requires_grad and tensor.is_leaf):
             return None
-        if torch.compiler.is_compiling() or type(tensor).__name__.startswith("Fake"):
+        if is_traced() or type(tensor).__name__.startswith("Fake"):
             return None
         leaf = self.leaves.get(id(tensor))
         if leaf is None:
@@ -97,7 +99,7 @@ class OwnGradients:
                 _hook(leaf, self._passed)
 
     def _arrived(self, leaf: Leaf, gradient: Tensor) -> None:
-        if not self._active or torch.compiler.is_compiling():
+        if not self._active or is_traced():
             return
         if isinstance(gradient, DTensor):
             leaf.is_sharded = True
@@ -221,8 +223,10 @@ def sketch(tensor: Tensor) -> Sketch:
     flat = tensor.detach().to("cpu", kind).contiguous().reshape(-1)
     total = torch.zeros(_NUMBERS, dtype=torch.float64)
     square = 0.0
+    plain = 0.0
     for block, part in enumerate(torch.split(flat, _BLOCK)):
         square += float(torch.dot(part, part))
+        plain += float(part.sum(dtype=torch.float64))
         signed = part * _signs()[: len(part)]
         if len(part) % _NUMBERS:
             signed = torch.nn.functional.pad(signed, (0, -len(part) % _NUMBERS))
@@ -232,6 +236,7 @@ def sketch(tensor: Tensor) -> Sketch:
         l2=square**0.5 if square < float("inf") else -1.0,
         crc32=zlib.crc32(flat.numpy().tobytes()),
         low=tensor.dtype in _LOW,
+        total=plain if math.isfinite(plain) else None,
     )
 
 

@@ -17,6 +17,7 @@ from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.measure.records.own_steps import Group, Sketch, State, TensorPart, UsedGradient
 from paceline.train.rank.script.modules import (
     CalledModules,
+    Known,
     flat_parameters,
     named_parameters,
     parameter_names,
@@ -40,33 +41,44 @@ class States:
 
     def __init__(self, modules: CalledModules) -> None:
         self._modules = modules
-        self._count = -1  # of called modules when names were last found
+        self._known: Known | None = None  # of called modules when names were last found
         self._models: dict[str, nn.Module] = {}
         self._flat: list[FlatParameter] = []
         self._buffers: dict[tuple[int, str], State] = {}
         self._of_module: dict[int, str] = {}
+        self._constant: dict[int, str] = {}  # names of modules that are parts of no model
         self._last_call: dict[int, int] = {}  # by id of the module
         self._trained: set[int] = set()  # ids of modules that were called with gradients
 
     def models(self) -> dict[str, nn.Module]:
         """Return the called models by a prefix; the first one has none."""
-        if self._modules.count != self._count:
-            self._count = self._modules.count
-            kinds: Counter[str] = Counter()
-            self._models = {}
-            for model in self._modules.models().values():
-                kind = type(model).__name__
-                kinds[kind] += 1
-                prefix = f"{kind}{kinds[kind] if kinds[kind] > 1 else ''}." if self._models else ""
-                self._models[prefix] = model
+        if self._modules.known != self._known:
+            self._known = self._modules.known
+            self._models = self._modules.parts() or self._by_kind()
             self._flat = flat_parameters(self._models)
             self._of_module = {
-                id(module): prefix + plain(name)
+                id(module): (prefix + plain(name)).removesuffix(".")
                 for prefix, model in self._models.items()
                 for plain in [plain_names(model)]
                 for name, module in model.named_modules()
             }
+            self._constant = {
+                id(module): f"{type(model).__name__}.{name}".removesuffix(".")
+                for model in self._modules.outermost()
+                for name, module in model.named_modules()
+                if id(module) not in self._of_module
+            }
         return self._models
+
+    def _by_kind(self) -> dict[str, nn.Module]:
+        kinds: Counter[str] = Counter()
+        found: dict[str, nn.Module] = {}
+        for model in self._modules.models().values():
+            kind = type(model).__name__
+            kinds[kind] += 1
+            prefix = f"{kind}{kinds[kind] if kinds[kind] > 1 else ''}." if found else ""
+            found[prefix] = model
+        return found
 
     def flat(self) -> list[FlatParameter]:
         self.models()
@@ -81,6 +93,12 @@ class States:
             name = _flat_name(each)
             names |= dict.fromkeys((id(each.leaf), *map(id, each.parameters)), name)
         return names
+
+    def names_of(self, modules: Iterable[nn.Module]) -> set[str]:
+        """Return the names of modules that are parts of models; of a whole model its prefix."""
+        whole = {id(model): prefix for prefix, model in self.models().items()}
+        known = [each for each in modules if id(each) in self._of_module]
+        return {whole.get(id(each), self._of_module[id(each)]) for each in known}
 
     # --- weights, buffers ---
 
@@ -146,10 +164,12 @@ class States:
         self.models()
         found = []
         for (number, name), state in self._buffers.items():
-            owner = self._of_module.get(number)
+            owner = self._of_module.get(number, self._constant.get(number))
             if owner is not None:
                 full = ".".join(part for part in (owner, name) if part)
-                found.append(replace(state, place=TensorPart(name=full)))
+                is_of_model = number in self._of_module
+                place = TensorPart(name=full)
+                found.append(replace(state, place=place, is_of_model=is_of_model))
         self._buffers = {}
         return found
 
@@ -166,12 +186,46 @@ class States:
 
     # --- optimisers ---
 
+    def moments(self, optimizer: Optimizer) -> list[State]:
+        """Return the state of an optimiser, such as moments that it has restored."""
+        if not getattr(type(optimizer).step, "__module__", "").startswith("torch.optim"):
+            return []  # it may divide its state among ranks
+        names = self.names([optimizer])
+        flat = {id(p) for each in self._flat for p in each.parameters}
+        found = []
+        for parameter in _parameters(optimizer):
+            name = names.get(id(parameter), "")
+            place = place_of(parameter, name)
+            if place is None or id(parameter) in flat:
+                continue
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    found.append(
+                        State(
+                            place=replace(place, name=f"{key} of {name}"),
+                            shape=list(value.shape),
+                            value=sketch(local(value)),
+                        )
+                    )
+        return found
+
+    def checksums(self, optimizer: Optimizer) -> dict[str, int]:
+        """Return a checksum of each parameter of an optimiser."""
+        names = self.names([optimizer])
+        return {
+            names.get(id(p), ""): zlib.crc32(
+                local(p).contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
+            )
+            for p in _parameters(optimizer)
+            if not p.is_meta
+        }
+
     def used(self, optimizer: Optimizer, clipped: Mapping[int, Sketch]) -> list[UsedGradient]:
         """Return the gradients of an optimiser's parameters."""
         names = self.names([optimizer])
         flat = {id(p): each for each in self._flat for p in each.parameters}
         found: dict[str, UsedGradient] = {}
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        for parameter in _parameters(optimizer):
             name = names.get(id(parameter), "")
             owner = flat.get(id(parameter))
             if name in found:
@@ -215,6 +269,10 @@ class States:
             )
             for group in optimizer.param_groups
         ]
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def name_of(leaf: Leaf, names: Mapping[int, str]) -> str | None:

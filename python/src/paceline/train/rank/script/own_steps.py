@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from torch.distributed.algorithms.join import Join
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -28,6 +29,8 @@ from torch.nn.modules.module import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from paceline.base.torch_internals import is_traced
+from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles
 from paceline.measure.records.own_steps import (
@@ -53,7 +56,13 @@ from paceline.train.rank.script.loss_terms import (
 from paceline.train.rank.script.modules import CalledModules
 from paceline.train.rank.script.own_gradients import OwnGradients, place_of, sketch, take
 from paceline.train.rank.script.own_states import States, local, name_of
-from paceline.train.rank.script.phases import around_steps, first_loss, has_closure, replaced
+from paceline.train.rank.script.phases import (
+    around_steps,
+    first_loss,
+    has_closure,
+    has_messages,
+    replaced,
+)
 from paceline.train.rank.script.reached_rows import ReachedRowsRecorder
 
 _MOST_ROWS = 1024
@@ -61,7 +70,7 @@ _KEPT_PASSES = 64
 # Modules of torch's hooks for DDP that change gradients, and hooks in them that do not.
 _LOSSY = ("powerSGD", "quantization", "default_hooks", "post_localSGD")
 _EXACT = {"allreduce_hook"}
-_EXCHANGES = ("all_to_all", "all_to_all_single", "reduce_scatter_tensor")
+_ROUTES = ("all_to_all", "all_to_all_single")
 _SYNC_BATCH_NORM = "torch.nn.modules._functions"  # normalises as one process would
 
 
@@ -69,8 +78,14 @@ class OwnStepsRecorder:
     """Records the first and the last steps of each optimiser while `observing` is active."""
 
     def __init__(
-        self, observe: Observation, own: RankFiles, ranks: int, rows: ReachedRowsRecorder
+        self,
+        observe: Observation,
+        own: RankFiles,
+        ranks: int,
+        rows: ReachedRowsRecorder,
+        operations: Recorder,
     ) -> None:
+        self._operations = operations
         self._most, self._last = observe.steps, observe.last
         self._file, self._ranks = own.own_steps, ranks
         self._reached_rows = rows
@@ -91,8 +106,14 @@ class OwnStepsRecorder:
         self._summed: set[Any] = set()  # nodes of autograd of tensors that were summed over ranks
         self._lost: list[str] = []
         self._crossed: set[str] = set()
+        self._exchanging: list[nn.Module] = []
+        self._routing: list[nn.Module] = []
         self._products: list[Product] = []
         self._scale = 1.0
+        self._scale_of_loss = 1.0
+        self._is_scaled = False  # gradients, by a gradient scaler, until it divides them
+        self._clipped_scale = 1.0
+        self._around: dict[int, tuple[dict[str, int], dict[str, int]]] = {}  # see _lost_weights
         self._step: OwnStep | None = None
         self._is_over = False  # the steps of which everything is recorded
         self._hooks = ExitStack()
@@ -117,12 +138,15 @@ class OwnStepsRecorder:
             (torch.nn.utils, "clip_grad_value_", self._clip),
             (Optimizer, "add_param_group", self._add_group),
             (torch.amp.GradScaler, "step", self._scaled_step),
+            (torch.amp.GradScaler, "scale", self._scale_loss),
+            (torch.amp.GradScaler, "unscale_", self._unscale),
             (dist, "all_gather", self._gather),
             (dist, "all_gather_into_tensor", self._gather),
             (dist, "all_reduce", self._sum),
-            *((dist, name, self._exchange) for name in _EXCHANGES),
+            (dist, "reduce_scatter_tensor", self._exchange),
+            *((dist, name, self._route) for name in _ROUTES),
             (DistributedDataParallel, "register_comm_hook", self._hook),
-            (DistributedDataParallel, "join", self._join),
+            (Join, "__enter__", self._join),
         ):
             stack.enter_context(replaced(owner, name, answer))
         for handle in (
@@ -137,6 +161,9 @@ class OwnStepsRecorder:
             self._note_later()
             if self._last:
                 self._found.after = self._states.weights(self._optimizers)
+        exchanging = self._states.names_of(self._exchanging)
+        parts = {name for name in exchanging if name and not name.endswith(".")}
+        self._found.exchanging = sorted(parts | self._states.names_of(self._routing))
         self._found.counts = self._counts
         self._found.optimizers = [type(each).__name__ for each in self._optimizers]
         write_json(self._file, self._found)
@@ -171,7 +198,8 @@ class OwnStepsRecorder:
         return function(*arguments, **named)
 
     def _join(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        self._note_layout(UNEVEN)
+        if getattr(arguments[0], "_enable", True):
+            self._note_layout(UNEVEN)
         return function(*arguments, **named)
 
     def _note_layout(self, what: str) -> None:
@@ -181,13 +209,13 @@ class OwnStepsRecorder:
     # --- forward passes ---
 
     def _before_forward(self, module: nn.Module, _inputs: Any) -> None:
-        if not (torch.compiler.is_compiling() or self._passing):
+        if not (is_traced() or self._passing):
             self._states.called(module, self._reached_rows.call)
             if isinstance(module, DistributedDataParallel) and not module.broadcast_buffers:
                 self._found.keeps_statistics = True
 
     def _after_forward(self, module: nn.Module, _inputs: Any, _outputs: Any) -> None:
-        if torch.compiler.is_compiling() or self._passing:
+        if is_traced() or self._passing:
             return
         for parameter in module.parameters(recurse=False):
             self._gradients.follow(parameter)
@@ -200,9 +228,21 @@ class OwnStepsRecorder:
             self._rows.append(replace(rows, number=number, checksums=kept))
 
     def _exchange(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        if not self._passing and (crossing := _differentiated()) is not None:
-            self._crossed.add(crossing)
+        self._note_exchange(self._exchanging)
         return function(*arguments, **named)
+
+    def _route(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self._note_exchange(self._routing)
+        return function(*arguments, **named)
+
+    def _note_exchange(self, modules: list[nn.Module]) -> None:
+        """Note an exchange of a forward pass that has a gradient, and the module of which it is."""
+        if self._passing or (crossing := _differentiated()) is None:
+            return
+        self._crossed.add(crossing)
+        module = self._reached_rows.innermost
+        if module is not None and all(each is not module for each in modules):
+            modules.append(module)
 
     def _sum(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Note a tensor with a gradient that a forward pass sums in place, over all ranks."""
@@ -230,6 +270,7 @@ class OwnStepsRecorder:
     def _backward(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if not self._passing:
             first = first_loss(arguments, named)
+            self._modules.is_stage |= has_messages(self._operations)
             models = list(self._states.models().values())
             self._gradients.before_pass(models, self._states.flat())
             self._begin_pass(first)
@@ -259,6 +300,8 @@ class OwnStepsRecorder:
     def _clip(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         parameters = arguments[0] if arguments else named.pop("parameters")
         kept = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if self._is_scaled:
+            self._clipped_scale = self._scale_of_loss
         for each in kept:
             if each.grad is not None:
                 self._clipped.setdefault(id(each), sketch(local(each.grad)))
@@ -270,6 +313,16 @@ class OwnStepsRecorder:
             return function(*arguments, **named)
         finally:
             self._scale = 1.0
+
+    def _scale_loss(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        scaler = arguments[0]
+        if scaler.is_enabled():
+            self._is_scaled, self._scale_of_loss = True, float(scaler.get_scale())
+        return function(*arguments, **named)
+
+    def _unscale(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        self._is_scaled = False
+        return function(*arguments, **named)
 
     # --- steps ---
 
@@ -291,6 +344,20 @@ class OwnStepsRecorder:
         self._step = OwnStep(step=step, optimizer=number, scale=self._scale)
         self._step.weights = self._states.weights(self._optimizers)
         self._step.used = self._states.used(optimizer, self._clipped)
+        if not step:
+            self._step.moments = self._states.moments(optimizer)
+        self._step.has_messages = has_messages(self._operations)
+        self._step.lost = self._lost_weights(optimizer, number)
+
+    def _lost_weights(self, optimizer: Optimizer, number: int) -> list[str]:
+        """Return weights that the step before has moved, and that are as they were before it.
+
+        Keep the checksums before this step.
+        """
+        now = self._states.checksums(optimizer)
+        before, after = self._around.get(number, ({}, {}))
+        self._around[number] = now, {}
+        return [n for n, each in now.items() if n in after and before[n] == each != after[n]]
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
         self._stepping = max(0, self._stepping - 1)
@@ -300,6 +367,7 @@ class OwnStepsRecorder:
         self._counts[number] += 1
         if self._step is not None:
             self._end(self._step, optimizer, arguments, named)
+            self._around[number] = self._around[number][0], self._states.checksums(optimizer)
         self._step = None
         if self._found.after:
             self._hooks.close()
@@ -333,6 +401,7 @@ class OwnStepsRecorder:
         step.rows = sorted(rows, key=lambda each: each.call)
         step.passes = [each for each in self._passes if each.number in numbers]
         del self._terms[: -64 * _KEPT_PASSES]
+        step.clipped_scale, self._clipped_scale, self._is_scaled = self._clipped_scale, 1.0, False
         step.groups = self._states.groups(optimizer, names)
         step.buffers = self._states.take_buffers()
         step.gathered, self._lost = self._lost, []

@@ -28,7 +28,7 @@ from paceline.base.torch_internals import DataLoaderIterator
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from paceline.collectives.recorder import Operation
+    from paceline.collectives.recorder import Operation, Recorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +168,11 @@ def around_steps(before: Callable[..., Any], after: Callable[..., Any]) -> Itera
     """
     with hooked(register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)):
         yield
+
+
+def has_messages(operations: Recorder, kinds: Sequence[str] = ("send", "recv")) -> bool:
+    """Return whether this rank has sent to single other ones, or received, since the last step."""
+    return any(each.operation in kinds for each in operations.ended())
 
 
 def has_closure(arguments: Sequence[Any], named: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from paceline.base.torch_internals import is_traced
 from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.own_steps import ReachedRows, TrainedRows, fed_rows
@@ -86,6 +87,11 @@ class ReachedRowsRecorder:
         """Number of the outermost call that is under way, else of the next one."""
         return self._outermost if self._calls else self._outermost + 1
 
+    @property
+    def innermost(self) -> nn.Module | None:
+        """The module in whose own forward function the script is."""
+        return self._calls[-1] if self._calls else None
+
     def _write(self) -> None:
         is_whole = self.has_ended and self._count < _MOST_ROWS
         write_json(self._file, TrainedRows.of(self._found, is_whole=is_whole))
@@ -93,7 +99,7 @@ class ReachedRowsRecorder:
     # --- passes ---
 
     def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling() or self._passing:
+        if is_traced() or self._passing:
             return
         self._has_begun = True
         if not self._calls:
@@ -107,7 +113,7 @@ class ReachedRowsRecorder:
             self._call_rows, self._kind = checksums(inputs), _kind(inputs)
 
     def _after_forward(self, module: nn.Module, _inputs: Any, outputs: Any) -> None:
-        if torch.compiler.is_compiling() or self._passing:
+        if is_traced() or self._passing:
             return
         while self._calls and self._calls.pop() is not module:
             pass

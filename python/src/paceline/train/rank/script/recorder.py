@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.base.errors import RankFailed
+from paceline.base.torch_internals import is_traced
 from paceline.collectives.message_schedules import share_bounds
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import JsonlWriter, fields_of
@@ -127,7 +128,7 @@ class TrainingRecorder:
 
     def _first_forward(self, module: nn.Module, _inputs: Any) -> None:
         # An export, an evaluation before the training, and a transform begin no step.
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if is_traced() or not torch.is_grad_enabled():
             return
         if next(module.parameters(), None) is None:
             return

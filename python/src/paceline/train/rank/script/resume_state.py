@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
-from paceline.base.torch_internals import DataLoaderIterator
+from paceline.base.torch_internals import DataLoaderIterator, is_traced
 from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles
@@ -104,7 +104,7 @@ class ResumeRecorder:
         return batch
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         if self._buffers is None:
             owned = named_buffers({"": module})

@@ -116,7 +116,9 @@ class _ScriptRank:
             self._observer = Observer(observe, context, files, own, operations)
             self._rows = ReachedRowsRecorder(observe, files, context.rank)
             if context.world_size > 1:
-                self._own_steps = OwnStepsRecorder(observe, own, context.world_size, self._rows)
+                self._own_steps = OwnStepsRecorder(
+                    observe, own, context.world_size, self._rows, operations
+                )
 
     def run(self) -> None:
         os.environ.update(torchrun_variables(self._trial, self._context))
