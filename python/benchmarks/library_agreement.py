@@ -252,8 +252,9 @@ def _boxes(check: Checked) -> Compared:
     ours: list[float] = []
     theirs: list[float] = []
     for _ in range(50):
-        centre, size = rng.uniform(100, 156, 2), rng.uniform(20, 90, 2)
-        box = Rectangle(*centre, *size, rng.uniform(-math.pi / 4, math.pi / 4))
+        x, y = rng.uniform(100, 156, 2)
+        width, height = rng.uniform(20, 90, 2)
+        box = Rectangle(x, y, width, height, rng.uniform(-math.pi / 4, math.pi / 4))
         target = empty_target(256, with_angle=True)
         add_box(target, box)
         own, other = check(box, target)

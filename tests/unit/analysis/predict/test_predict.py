@@ -234,10 +234,11 @@ def on_two_nodes(root: Path, link: str, transfer_s: float) -> TrialRecord:
 
 
 def with_link(record: TrialRecord, link: str) -> TrialRecord:
-    ranks = [
-        dataclasses.replace(rank, environment=dataclasses.replace(rank.environment, link=link))
-        for rank in record.ranks
-    ]
+    ranks = []
+    for rank in record.ranks:
+        assert rank.environment is not None
+        environment = dataclasses.replace(rank.environment, link=link)
+        ranks.append(dataclasses.replace(rank, environment=environment))
     return dataclasses.replace(record, ranks=ranks)
 
 

@@ -441,7 +441,8 @@ def _numbers_of(inputs: tuple[Any, ...]) -> list[list[float]]:
 
 
 def _crc32(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.detach().contiguous().reshape(-1).numpy())
+    values = tensor.detach().cpu().contiguous().reshape(-1)  # also of types that NumPy does not have
+    return zlib.crc32(values.view(torch.uint8).numpy().data)
 
 
 def _note_gradient(found: list[Any], samples: int, gradient: Tensor) -> None:
