@@ -96,8 +96,9 @@ class States:
 
     def names_of(self, modules: Iterable[nn.Module]) -> set[str]:
         """Return the names of modules that are parts of models; of a whole model its prefix."""
-        self.models()
-        return {self._of_module[id(m)] for m in modules if id(m) in self._of_module}
+        whole = {id(model): prefix for prefix, model in self.models().items()}
+        known = [each for each in modules if id(each) in self._of_module]
+        return {whole.get(id(each), self._of_module[id(each)]) for each in known}
 
     # --- weights, buffers ---
 
@@ -213,7 +214,7 @@ class States:
         names = self.names([optimizer])
         return {
             names.get(id(p), ""): zlib.crc32(
-                local(p).contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
+                local(p).contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
             )
             for p in _parameters(optimizer)
             if not p.is_meta
