@@ -276,6 +276,21 @@ def test_equal_rows_are_wrong_and_shared_ones_are_not_known_to_be():
     assert {shared.statement, unknown.statement} == {Statement.MEAN}
 
 
+def test_a_layer_that_is_newer_than_the_wrapper_is_neither_equal_nor_exchanged():
+    def used(rank):
+        return lambda name: own_values(name, rank) if name == "head.weight" else mean(name)
+
+    def states(rank):
+        body, head = weights()
+        return [body, replace(head, value=sketch_of(np.full(64, 1.0 + rank)))]
+
+    found = judged(*(a_step(rank, used(rank), weights=states(rank)) for rank in range(RANKS)))
+    assert first(found) == (
+        "head.weight of rank 1 differs from that of rank 0 before the first step: its gradient is "
+        "not exchanged either, so it may be newer than the wrapper"
+    )
+
+
 def test_weights_groups_and_numbers_of_steps_must_be_equal():
     start = judged(a_step(0, mean), a_step(1, mean, weights=weights(1.5)))
     assert "of rank 1 differs from that of rank 0 before the first step" in first(start)

@@ -187,7 +187,13 @@ class _Judgement:
         of_steps = list(self._of_steps())
         if not any(each.kind == "averaged" for each in of_steps):
             divided = bool(self._layout)
-            yield from equal_states(self._records, self._keys, self._by_key, is_divided=divided)
+            yield from equal_states(
+                self._records,
+                self._keys,
+                self._by_key,
+                is_divided=divided,
+                is_left_out=self._is_left_out(),
+            )
         yield from of_steps
         yield from lost_updates(self._records, self._keys, self._by_key)
         if steps_parts(self._records):
@@ -259,6 +265,17 @@ class _Judgement:
         for each in row_weights(dict(enumerate(every[0])), factor, self._ranks):
             if each.level == Level.FAULT:
                 yield replace(each, kind="shards")
+
+    def _is_left_out(self) -> bool:
+        """Return whether no gradient of weights that differ first is exchanged, and others are."""
+        if not self._keys:
+            return False
+        steps = {rank: found[self._keys[0]] for rank, found in enumerate(self._by_key)}
+        unequal = {each.name for each in unequal_places([e.weights for e in steps.values()])}
+        found = [each for each in exchanged(steps, self._ranks) if not each.is_zero]
+        own = {each.place.name for each in found if each.factor is None and _is_local(each)}
+        right = [each for each in found if each.factor is not None and each.is_distinct]
+        return bool(right) and bool(unequal) and unequal <= own
 
     def _exchanged_inside(
         self, steps: Mapping[int, OwnStep], wrong: Sequence[Exchanged]
