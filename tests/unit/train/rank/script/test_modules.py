@@ -72,6 +72,10 @@ def test_parts_that_are_called_one_by_one_have_the_names_of_the_model():
     assert list(alone.models()) == [""]
     alone.is_stage = True
     assert list(alone.models()) == ["body."]
+    wrapped = nn.Sequential(nn.Linear(4, 4))  # as a stage that holds what it calls
+    alone = called(wrapped[0], inputs=inputs)
+    alone.is_stage = True
+    assert list(alone.models()) == [""]
     model.head = None
     assert list(called(model.body, inputs=inputs).models()) == ["body."]
 

@@ -127,7 +127,7 @@ def _paths(parts: Sequence[nn.Module], *, is_stage: bool) -> dict[int, str]:
         if not issubclass(type(each), nn.Module) or id(each) in own or not _is_container(each):
             continue
         places = {id(module): name for name, module in each.named_modules()}
-        is_part = len(own) > 1 or is_stage or _lacks_parts(each)
+        is_part = len(own) > 1 or _lacks_parts(each) or (is_stage and _has_more(each, parts))
         if not (own <= places.keys() and is_part):
             continue
         order = len(places), type(each).__name__
@@ -141,6 +141,12 @@ def _is_container(module: nn.Module) -> bool:
     """Return whether it is a module of the user, or a list of modules: no wrapper, no graph."""
     package = type(module).__module__
     return package.startswith("torch.nn.modules.container") or not package.startswith("torch.")
+
+
+def _has_more(module: nn.Module, parts: Sequence[nn.Module]) -> bool:
+    """Return whether a module has parameters that its parts have not: it does not only wrap them."""
+    own = {id(parameter) for part in parts for parameter in part.parameters()}
+    return any(id(parameter) not in own for parameter in module.parameters())
 
 
 def _lacks_parts(module: nn.Module) -> bool:

@@ -443,7 +443,7 @@ def _numbers_of(inputs: tuple[Any, ...]) -> list[list[float]]:
 
 
 def _crc32(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.detach().contiguous().reshape(-1).numpy())
+    return zlib.crc32(tensor.detach().contiguous().reshape(-1).numpy().data)
 
 
 def _note_gradient(found: list[Any], samples: int, gradient: Tensor) -> None:
