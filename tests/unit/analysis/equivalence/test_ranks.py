@@ -180,7 +180,9 @@ def test_a_sum_of_several_numbers_of_each_row_may_be_divided_by_the_rows():
 def test_an_optimiser_that_steps_none_of_the_weights_with_a_gradient_is_wrong():
     steps = [replace(a_step(rank, mean), used=[]) for rank in range(RANKS)]
     found = judged(*steps)
-    assert (found.statement, found.findings[0].kind) == (Statement.WRONG, "no-optimiser")
+    assert (found.statement, found.findings[0].kind) == (Statement.WRONG, "unstepped")
+    agrees = LayoutFinding(passed=True, reason="1 steps agree", steps=1)
+    assert shown(agrees, found).findings[0].kind == "unstepped"
     moving = judged(*steps, moved=0.5)
     assert moving.statement == Statement.NOT_SHOWN
 

@@ -210,7 +210,7 @@ class _Judgement:
                 "no optimiser steps a weight that has a gradient, so no weight changes: the model "
                 "was replaced or sharded after the optimiser was made"
             )
-            yield RankFinding(level=Level.FAULT, kind="no-optimiser", step=0, reason=reason)
+            yield RankFinding(level=Level.FAULT, kind="unstepped", step=0, reason=reason)
         elif frozen := sorted(own - used):
             reason = f"{some(frozen)} has a gradient, but no optimiser steps it"
             yield RankFinding(
