@@ -177,7 +177,8 @@ class _Judgement:
         ]
         have_own = all(rows) and len(set().union(*rows)) == sum(map(len, rows))
         is_tensor_parallel = any("tensor parallel" in reason for reason in self._layout)
-        if finding.kind != "drift" or not (have_own and is_tensor_parallel):
+        is_fault = finding.kind == "drift" and finding.level == Level.FAULT
+        if not (is_fault and have_own and is_tensor_parallel):
             return finding
         reason = f"{finding.reason}: ranks that divide layers need the same rows, and have others"
         return replace(finding, reason=reason)
