@@ -144,7 +144,7 @@ def _is_container(module: nn.Module) -> bool:
 
 
 def _has_more(module: nn.Module, parts: Sequence[nn.Module]) -> bool:
-    """Return whether a module has parameters that its parts have not: it does not only wrap them."""
+    """Return whether a module has other parameters than these parts of it."""
     own = {id(parameter) for part in parts for parameter in part.parameters()}
     return any(id(parameter) not in own for parameter in module.parameters())
 
