@@ -180,7 +180,9 @@ def test_a_sum_of_several_numbers_of_each_row_may_be_divided_by_the_rows():
 def test_an_optimiser_that_steps_none_of_the_weights_with_a_gradient_is_wrong():
     steps = [replace(a_step(rank, mean), used=[]) for rank in range(RANKS)]
     found = judged(*steps)
-    assert (found.statement, found.findings[0].kind) == (Statement.WRONG, "no-optimiser")
+    assert (found.statement, found.findings[0].kind) == (Statement.WRONG, "unstepped")
+    agrees = LayoutFinding(passed=True, reason="1 steps agree", steps=1)
+    assert shown(agrees, found).findings[0].kind == "unstepped"
     moving = judged(*steps, moved=0.5)
     assert moving.statement == Statement.NOT_SHOWN
 
@@ -274,6 +276,21 @@ def test_equal_rows_are_wrong_and_shared_ones_are_not_known_to_be():
     unknown = judged(a_step(0, mean, rows=[]), a_step(1, mean, rows=[]))
     assert (same.statement, first(same)) == (Statement.WRONG, "all ranks train on the same rows")
     assert {shared.statement, unknown.statement} == {Statement.MEAN}
+
+
+def test_a_layer_that_is_newer_than_the_wrapper_is_neither_equal_nor_exchanged():
+    def used(rank):
+        return lambda name: own_values(name, rank) if name == "head.weight" else mean(name)
+
+    def states(rank):
+        body, head = weights()
+        return [body, replace(head, value=sketch_of(np.full(64, 1.0 + rank)))]
+
+    found = judged(*(a_step(rank, used(rank), weights=states(rank)) for rank in range(RANKS)))
+    assert first(found) == (
+        "head.weight of rank 1 differs from that of rank 0 before the first step: its gradient is "
+        "not exchanged either, so it may be newer than the wrapper"
+    )
 
 
 def test_weights_groups_and_numbers_of_steps_must_be_equal():

@@ -25,6 +25,8 @@ _ORDER = (
 # Faults in every form of parallelism.
 _OF_REPLICAS = {"drift", "groups", "moments", "emptied", "lost", "shards", "counts"}
 _SEVERAL = 2  # steps
+_SEED = "seed every process equally (torch.manual_seed), or let rank 0 send its weights"
+_AFTER_WRAPPER = "its gradient is not exchanged either, so it may be newer than the wrapper"
 _ROUNDING = 1e-6  # relative difference of weights that were computed in another order
 _ROUNDING_OF_MANY_STEPS = 1e-3
 
@@ -145,10 +147,12 @@ def equal_states(
     by_key: Sequence[Mapping[tuple[int, int], OwnStep]],
     *,
     is_divided: bool,
+    is_left_out: bool = False,
 ) -> Iterator[RankFinding]:
     """Compare weights before each step, and buffers when modules use them.
 
     is_divided: ranks may have weights of their own; those that were equal must stay so.
+    is_left_out: no gradient of weights that differ first is exchanged, while others are.
     """
     first: set[TensorPart] = set()
     for number, key in enumerate(keys):
@@ -160,7 +164,8 @@ def equal_states(
         if number:
             yield from _of_states(new, "drift", key[1])
         else:
-            yield from _of_states(new, "start", key[1], _if_divided(steps, new))
+            beside = _AFTER_WRAPPER if is_left_out else _SEED + _if_divided(steps, new)
+            yield from _of_states(new, "start", key[1], beside)
         if not is_divided:
             used = [[b for b in each.buffers if b.is_used] for each in steps]
             buffers = [[b for b in each if b.is_of_model] for each in used]
@@ -283,8 +288,7 @@ def _of_states(
         rank, other = those[0].ranks
         what = f"{some([each.place.name for each in those])} of rank {other}"
         words = {
-            "start": f"{what} differs from that of rank {rank} before the first step: seed every "
-            f"process equally (torch.manual_seed), or let rank 0 send its weights{beside}",
+            "start": f"{what} differs from that of rank {rank} before the first step: {beside}",
             "drift": f"{what} is no longer that of rank {rank}",
             "buffers": f"the buffer {what} differs from that of rank {rank} when it is used",
         }

@@ -177,7 +177,8 @@ class _Judgement:
         ]
         have_own = all(rows) and len(set().union(*rows)) == sum(map(len, rows))
         is_tensor_parallel = any("tensor parallel" in reason for reason in self._layout)
-        if finding.kind != "drift" or not (have_own and is_tensor_parallel):
+        is_fault = finding.kind == "drift" and finding.level == Level.FAULT
+        if not (is_fault and have_own and is_tensor_parallel):
             return finding
         reason = f"{finding.reason}: ranks that divide layers need the same rows, and have others"
         return replace(finding, reason=reason)
@@ -187,7 +188,13 @@ class _Judgement:
         of_steps = list(self._of_steps())
         if not any(each.kind == "averaged" for each in of_steps):
             divided = bool(self._layout)
-            yield from equal_states(self._records, self._keys, self._by_key, is_divided=divided)
+            yield from equal_states(
+                self._records,
+                self._keys,
+                self._by_key,
+                is_divided=divided,
+                is_left_out=self._is_left_out(),
+            )
         yield from of_steps
         yield from lost_updates(self._records, self._keys, self._by_key)
         if steps_parts(self._records):
@@ -204,7 +211,7 @@ class _Judgement:
                 "no optimiser steps a weight that has a gradient, so no weight changes: the model "
                 "was replaced or sharded after the optimiser was made"
             )
-            yield RankFinding(level=Level.FAULT, kind="no-optimiser", step=0, reason=reason)
+            yield RankFinding(level=Level.FAULT, kind="unstepped", step=0, reason=reason)
         elif frozen := sorted(own - used):
             reason = f"{some(frozen)} has a gradient, but no optimiser steps it"
             yield RankFinding(
@@ -259,6 +266,17 @@ class _Judgement:
         for each in row_weights(dict(enumerate(every[0])), factor, self._ranks):
             if each.level == Level.FAULT:
                 yield replace(each, kind="shards")
+
+    def _is_left_out(self) -> bool:
+        """Return whether no gradient of weights that differ first is exchanged, and others are."""
+        if not self._keys:
+            return False
+        steps = {rank: found[self._keys[0]] for rank, found in enumerate(self._by_key)}
+        unequal = {each.name for each in unequal_places([e.weights for e in steps.values()])}
+        found = [each for each in exchanged(steps, self._ranks) if not each.is_zero]
+        own = {each.place.name for each in found if each.factor is None and _is_local(each)}
+        right = [each for each in found if each.factor is not None and each.is_distinct]
+        return bool(right) and bool(unequal) and unequal <= own
 
     def _exchanged_inside(
         self, steps: Mapping[int, OwnStep], wrong: Sequence[Exchanged]

@@ -189,16 +189,20 @@ def test_numbers_of_samples_are_norms_and_projections():
 
 
 @pytest.mark.parametrize("optimiser", [torch.optim.Adam, torch.optim.SGD])
-def test_what_moves_elements_whose_gradient_is_nothing_but_roundings_is_known(tmp_path, optimiser):
+@pytest.mark.parametrize(("kind", "size"), [(torch.float32, 1e-9), (torch.bfloat16, 1e-2)])
+def test_what_moves_elements_whose_gradient_is_nothing_but_roundings_is_known(
+    tmp_path, optimiser, kind, size
+):
     def train(rounding):
         torch.manual_seed(1)
+        nn.Linear(2, 1, dtype=kind)(torch.ones(1, 2, dtype=kind))
         weight = nn.Parameter(torch.zeros(4))
         steps = optimiser([weight], lr=0.1)
         weight.grad = torch.tensor([1.0, -2.0, rounding, 0.0])
         steps.step()
 
-    observed(tmp_path / "reference", lambda: train(2e-9))
-    found = observed(tmp_path / "other", lambda: train(-1e-9), reference="reference")
+    observed(tmp_path / "reference", lambda: train(2 * size))
+    found = observed(tmp_path / "other", lambda: train(-size), reference="reference")
     [change] = found.updates[0].change
     assert change.noise_l2 == pytest.approx(change.difference_l2)
     assert (change.noise_l2 > 0.01) == (optimiser is torch.optim.Adam)

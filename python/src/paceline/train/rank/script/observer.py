@@ -59,7 +59,8 @@ _CHANGE = {torch.float32: 2.0**-20, torch.float64: 2.0**-20}
 _CHANGE_LOW_PRECISION = 2.0**-8
 _LOW_PRECISION = {torch.bfloat16, torch.float16}
 # Share of the largest gradient of a tensor below which that of an element is nothing but roundings.
-_NOISE = 2.0**-16
+# The second: if modules computed with less precision.
+_NOISE, _NOISE_LOW_PRECISION = 2.0**-16, 2.0**-6
 # Of the inputs of a step.
 _KEPT_ROWS, _KEPT_NUMBERS = 256, 16
 # Elements that are compared at once: their copies in float64 stay in a core's cache, which makes
@@ -342,13 +343,14 @@ class Observer:
         path = self._reference.weights_at(f"observed-{point}")
         if self._keeps or not path.exists():
             return {}
+        share = _NOISE_LOW_PRECISION if self._found.low_precision else _NOISE
         found = {}
         for name, theirs in load_file(path).items():
             ours = gradient.get(name)
             if ours is None or ours.shape != theirs.shape or not theirs.numel():
                 continue
             size = torch.maximum(ours.to(theirs).abs(), theirs.abs())
-            found[name] = (size > 0) & (size <= _NOISE * theirs.abs().max())
+            found[name] = (size > 0) & (size <= share * theirs.abs().max())
         return found
 
     def _compared(

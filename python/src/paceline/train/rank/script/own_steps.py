@@ -395,6 +395,7 @@ class OwnStepsRecorder:
                 name = name_of(leaf, names)
                 step.own += [] if name is None else take(leaf, name)
         numbers = {each.number for own in step.own for each in own.current}
+        numbers = numbers or {self._gradients.number}  # gradients that ranks have in parts
         self._terms += self._noted_terms.take()
         step.terms = [each for each in self._terms if each.number in numbers]
         rows = [each for each in self._rows if each.number in numbers]
