@@ -70,9 +70,9 @@ _STEP = by_trial(
 _SHARES = (("CPU idle", _IDLE), ("IOWait", _IOWAIT), ("Waiting for gradients", _COMM))
 
 
-def _by(facts: str, per_trial: str) -> str:
-    """Return the mean of the trials' means, by some of their facts."""
-    return f"avg by ({facts}) ({over_time('avg', per_trial)})"
+def _by(facts: str, per_trial: str, how: str = "avg") -> str:
+    """Return the mean of the trials' means, or of what `how` says, by some of their facts."""
+    return f"avg by ({facts}) ({over_time(how, per_trial)})"
 
 
 def _speedup() -> str:
@@ -204,8 +204,9 @@ _STRATEGIES = Row(
         ),
         bars(
             "RAM by local strategy",
-            "Proportional memory of all processes of the trial on all hosts, mean of the trials.",
-            Query(_by("local_strategy", _MEMORY), "{{local_strategy}}"),
+            "Peak of the proportional memory of all processes on all hosts, mean of the trials. It "
+            "is read every few seconds, so it misses the peak of a shorter trial.",
+            Query(_by("local_strategy", _MEMORY, "max"), "{{local_strategy}}"),
             unit="bytes",
             height=9,
         ),
