@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +230,8 @@ def dashboard(name: str) -> Any:
                 axes.set_xlabel("seconds", size=8)
                 axes.set_ylabel(unit, size=8)
                 axes.legend(frameon=False, fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
-            axes.set_title(panel["title"], loc="left", size=8, weight="bold")
+            title = textwrap.fill(panel["title"], 40)
+            axes.set_title(title, loc="left", size=8, weight="bold")
             axes.tick_params(labelsize=7)
 
     return draw
