@@ -248,13 +248,14 @@ Checked = Callable[[Rectangle, np.ndarray[Any, Any]], tuple[list[float], list[fl
 
 
 def _boxes(check: Checked) -> Compared:
-    """Compare the maps of 50 boxes; both sides add up the values of all boxes."""
+    """Compare the maps of 50 boxes, the values of one box after those of the other."""
     rng = np.random.default_rng(1)
     ours: list[float] = []
     theirs: list[float] = []
     for _ in range(50):
-        centre, size = rng.uniform(100, 156, 2), rng.uniform(20, 90, 2)
-        box = Rectangle(*centre, *size, rng.uniform(-math.pi / 4, math.pi / 4))
+        (x, y), (width, height) = rng.uniform(100, 156, 2), rng.uniform(20, 90, 2)
+        angle = rng.uniform(-math.pi / 4, math.pi / 4)
+        box = Rectangle(x, y, width, height, angle)
         target = empty_target(256, with_angle=True)
         add_box(target, box)
         own, other = check(box, target)
