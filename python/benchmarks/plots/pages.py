@@ -247,8 +247,7 @@ def resources(panels: Any) -> None:
 
 def seeds(panels: Any) -> None:
     """Draw a panel for each batch: accuracy after each epoch, a line for each seed."""
-    runs = raw("parallelism_pipelines")["runs"]
-    found = next(run for run in runs if run["run"] == "batches")
+    found = raw("parallelism_seeds")
     styles = {
         "sequential": ("one process", GREY), "processes": ("data parallel", BLUE),
         "gpipe": ("GPipe", GREEN), "pipedream": ("PipeDream", ORANGE),
