@@ -268,7 +268,7 @@ def seeds(panels: Any) -> None:
         axes.set_xlabel("epochs")
         titled(axes, f"batch of {batch}")
     panels[0].set_ylabel("accuracy, five seeds and their median")
-    panels[0].legend(frameon=False)
+    panels[1].legend(frameon=False, loc="lower right")
 
 
 _SCALES = {"percentunit": (100, "%"), "bytes": (2**-20, "MiB"), "s": (1000, "ms")}  # of panels
