@@ -248,8 +248,7 @@ def resources(panels: Any) -> None:
 
 def seeds(panels: Any) -> None:
     """Draw a panel for each batch: accuracy after each epoch, a line for each seed."""
-    runs = raw("parallelism_pipelines")["runs"]
-    found = next(run for run in runs if run["run"] == "batches")
+    found = raw("parallelism_seeds")
     styles = {
         "sequential": ("one process", GREY), "processes": ("data parallel", BLUE),
         "gpipe": ("GPipe", GREEN), "pipedream": ("PipeDream", ORANGE),
@@ -270,7 +269,7 @@ def seeds(panels: Any) -> None:
         axes.set_xlabel("epochs")
         titled(axes, f"batch of {batch}")
     panels[0].set_ylabel("accuracy, five seeds and their median")
-    panels[0].legend(frameon=False)
+    panels[1].legend(frameon=False, loc="lower right")
 
 
 _SCALES = {"percentunit": (100, "%"), "bytes": (2**-20, "MiB"), "s": (1000, "ms")}  # of panels
