@@ -217,8 +217,10 @@ def test_samples_in_mappings_of_their_own_are_counted_and_known_apart():
     assert rows_of(samples) == rows_of((samples,)) == 2
     own = [(checksums([each]) or [""])[0] for each in samples]
     assert checksums(samples) == checksums((samples,)) == own
-    batches = [{"x": torch.ones(4, 2), "y": torch.ones(4)}, {"x": torch.ones(4, 3)}]
-    assert rows_of(batches) == rows_of(({"x": torch.ones(4, 2)},)) == 4
+    assert rows_of([{"ids": torch.ones(length)} for length in (5, 7, 5)]) == 3
+    for other in (4, 12):
+        batches = [{"x": torch.ones(4, 2), "y": torch.ones(4)}, {"x": torch.ones(other, 3)}]
+        assert rows_of(batches) == rows_of(({"x": torch.ones(4, 2)},)) == 4
     images = [torch.full((3, 8 + i, 8), i) for i in (1, 2)]
     boxes = [{"boxes": torch.ones(i, 4)} for i in (1, 2)]
     first, second = checksums((images, boxes)) or ("", "")

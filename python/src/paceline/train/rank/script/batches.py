@@ -326,12 +326,15 @@ def _items_of(batch: Any) -> list[Any]:
 def _are_samples(values: Sequence[Any]) -> bool:
     """Return whether values are mappings of one sample each.
 
-    Several batches have tensors of one length, that of the batch.
+    The tensors of a batch have one length; those of several batches may have more dimensions.
     """
     if not all(isinstance(each, Mapping) for each in values):
         return False
     lengths = [{len(t) for t in tensors_in(each) if t.dim()} for each in values]
-    return any(lengths) and len(set().union(*lengths)) > 1
+    if any(len(each) > 1 for each in lengths):
+        return True
+    are_sequences = all(t.dim() <= 1 for each in values for t in tensors_in(each))
+    return are_sequences and len(set().union(*lengths)) > 1
 
 
 def _nodes_of_graphs(batch: Any) -> list[int] | None:
