@@ -7,9 +7,10 @@ A file that exists is continued.
 The trainings live in the same ranks, of one thread each, and are alike but for the back end: same
 weights, samples and dropout. They take turns of a few steps, in an order drawn anew for each round;
 a ratio is that of a round. The ranks divide a batch. "one-core": beside a process that is always
-busy. CPU time hardly depends on other programs. "nothing" sends no gradients, and so is the bound. The others must have equal weights
-afterwards: with two ranks bit for bit, as a sum of two numbers does not depend on their order, else
-within rounding.
+busy. "nothing" sends no gradients, and so is the bound. CPU time hardly depends on other programs.
+
+All but "nothing" must have equal weights afterwards: with two ranks bit for bit, as a sum of two
+numbers does not depend on their order, else within rounding.
 """
 
 from __future__ import annotations
