@@ -2,7 +2,6 @@
 
     python back_ends.py --out back_ends.json [--models alexnet gpt] [--ranks 2 4]
 
-A file that exists is continued.
 
 The trainings live in the same ranks, of one thread each, and are alike but for the back end: same
 weights, samples and dropout. They take turns of a few steps, in an order drawn anew for each round;
@@ -52,7 +51,7 @@ def main() -> None:
         return
     options = arguments()
     found: list[dict[str, Any]] = []
-    if options.out.exists():  # it was begun
+    if options.resume and options.out.exists():
         found = json.loads(options.out.read_text("utf-8"))["configurations"]
     known = {(each["model"], each["ranks"], each["load"]) for each in found}
     for case in product(options.models, options.ranks, options.loads):
@@ -68,6 +67,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=["idle", "one-core"])
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--resume", action="store_true", help="keep what the file has")
     parser.add_argument("--steps", type=int, default=1, help="of a turn")
     return parser.parse_args()
 
