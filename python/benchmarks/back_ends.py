@@ -2,14 +2,14 @@
 
     python back_ends.py --out back_ends.json [--models alexnet gpt] [--ranks 2 4]
 
-A file that exists is continued.
 
 The trainings live in the same ranks, of one thread each, and are alike but for the back end: same
 weights, samples and dropout. They take turns of a few steps, in an order drawn anew for each round;
 a ratio is that of a round. The ranks divide a batch. "one-core": beside a process that is always
-busy. "nothing" sends no gradients, and so is the bound. The others must have equal weights
-afterwards: with two ranks bit for bit, as a sum of two numbers does not depend on their order, else
-within rounding.
+busy. "nothing" sends no gradients, and so is the bound. CPU time hardly depends on other programs.
+
+All but "nothing" must have equal weights afterwards: with two ranks bit for bit, as a sum of two
+numbers does not depend on their order, else within rounding.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
         return
     options = arguments()
     found: list[dict[str, Any]] = []
-    if options.out.exists():  # it was begun
+    if options.resume and options.out.exists():
         found = json.loads(options.out.read_text("utf-8"))["configurations"]
     known = {(each["model"], each["ranks"], each["load"]) for each in found}
     for case in product(options.models, options.ranks, options.loads):
@@ -67,6 +67,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=["idle", "one-core"])
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--resume", action="store_true", help="keep what the file has")
     parser.add_argument("--steps", type=int, default=1, help="of a turn")
     return parser.parse_args()
 
@@ -81,10 +82,14 @@ def measure(model: str, ranks: int, load: str, options: argparse.Namespace) -> d
     if not rank0["largest_difference"] <= (0.0 if ranks == 2 else ROUNDING):  # or no number
         raise RuntimeError(f"{model}, {ranks} ranks: weights differ by {rank0}")
     rates = {way: [BATCH / each for each in times] for way, times in rank0["step_s"].items()}
+    cpu_s = rank0["step_cpu_s"]
     ratios = {
         "paceline_over_gloo": paired_ratio(rates[PACELINE], rates[GLOO]),
         "in_place_over_gloo": paired_ratio(rates[IN_PLACE], rates[GLOO]),
         "in_place_over_nothing": paired_ratio(rates[IN_PLACE], rates[NOTHING]),
+        "cpu_gloo_over_paceline": paired_ratio(cpu_s[GLOO], cpu_s[PACELINE]),
+        "cpu_gloo_over_in_place": paired_ratio(cpu_s[GLOO], cpu_s[IN_PLACE]),
+        "cpu_nothing_over_in_place": paired_ratio(cpu_s[NOTHING], cpu_s[IN_PLACE]),
     }
     for name, ratio in ratios.items():
         shown(f"{model}, {ranks} ranks, {load}: {name}", ratio, "x")
@@ -116,17 +121,20 @@ def run_rank(name: str, rounds: int, steps: int, batch: int) -> None:
     trainings = {way: created(way, name, batch, limit) for way in WAYS}
     order = random.Random(1)  # noqa: S311
     step_s: dict[str, list[float]] = {way: [] for way in WAYS}
+    step_cpu_s: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(WARM_UP + rounds):
         if number == WARM_UP:
             began_s, machine_s, own_s = used_s()
         for way in order.sample(WAYS, len(WAYS)):
-            seconds = turn(trainings[way], range(number * steps, (number + 1) * steps))
+            took_s, cpu_s = turn(trainings[way], range(number * steps, (number + 1) * steps))
             if number >= WARM_UP:
-                step_s[way].append(seconds / steps)
+                step_s[way].append(took_s / steps)
+                step_cpu_s[way].append(cpu_s / steps)
     ended_s, machine_end_s, own_end_s = used_s()
     others_s = machine_end_s - machine_s - (own_end_s - own_s)
     found = {
         "step_s": step_s,
+        "step_cpu_s": step_cpu_s,
         "largest_difference": largest_difference(
             [training.model for way, training in trainings.items() if way != NOTHING]
         ),
@@ -148,18 +156,21 @@ def largest_difference(models: Sequence[Any]) -> float:
     )
 
 
-def turn(training: Training, numbers: range) -> float:
-    """Train on the batches of these numbers; return the seconds that the slowest rank needed."""
+def turn(training: Training, numbers: range) -> tuple[float, float]:
+    """Train on the batches of these numbers; return the seconds that the slowest rank needed, and
+    the CPU seconds of all threads of all ranks."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
     dist.barrier()
-    began_s = time.perf_counter()
+    began_s, cpu_began_s = time.perf_counter(), time.process_time()
     for number in numbers:
         training.step(number)
     took_s = torch.tensor(time.perf_counter() - began_s, dtype=torch.float64)
+    cpu_s = torch.tensor(time.process_time() - cpu_began_s, dtype=torch.float64)
     dist.all_reduce(took_s, dist.ReduceOp.MAX)
-    return float(took_s)
+    dist.all_reduce(cpu_s)
+    return float(took_s), float(cpu_s)
 
 
 def created(way: str, name: str, batch: int, limit: timedelta) -> Training:
