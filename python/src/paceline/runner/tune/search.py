@@ -266,7 +266,7 @@ SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class TriedPoint:
     """A candidate that was tried: its speed in each repeat, or why it has none."""
 
     configuration: str
@@ -292,7 +292,7 @@ class TargetResult:
     repeats: tuple[int, ...] = ()  # repeats of both default and fastest, used to compare them
     is_faster: bool = False  # the fastest is separated from the default
     near_best: bool = False  # not separated from the fastest target of the workload
-    points: tuple[Point, ...] = ()  # all candidates, in the order of the rounds
+    points: tuple[TriedPoint, ...] = ()  # all candidates, in the order of the rounds
 
     @property
     def keeps_default(self) -> bool:
@@ -456,12 +456,12 @@ def _finding(
     )
 
 
-def _point(trial: Trial, measured: Measurements) -> Point:
+def _point(trial: Trial, measured: Measurements) -> TriedPoint:
     options: dict[str, Any] = {}
     for each in trial.options:
         options |= each.model_dump(mode="json", exclude_none=True)
     rates = measured.rates.get(trial.configuration, {})
-    return Point(
+    return TriedPoint(
         configuration=trial.configuration,
         options=options,
         samples_per_s={repeat: found.rate for repeat, found in sorted(rates.items())},
