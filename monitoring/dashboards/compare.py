@@ -19,10 +19,12 @@ from monitoring.dashboards.panels import (
 )
 from monitoring.dashboards.queries import (
     FACTS,
+    HOST,
     NAME,
     RANK,
     WINDOW,
     by_trial,
+    largest,
     over_time,
     rate,
     share,
@@ -42,7 +44,11 @@ _IN_TRAINING = by_trial("sum", f"{_IN_STEPS} > 0")
 
 def _host_share(mode: str) -> str:
     """Return the share of a mode in the CPU time of the hosts of each run."""
-    of_host = share("paceline_host_cpu_seconds_total", 'host=~"$host"', f'mode="{mode}"', ("host",))
+    return _of_runs(share("paceline_host_cpu_seconds_total", HOST, f'mode="{mode}"', ("host",)))
+
+
+def _of_runs(of_host: str) -> str:
+    """Return values by host for each run on it."""
     return (
         f"(max by (host, run) (paceline_run_processes{{{RUNS}}}) * 0 + 1) "
         f"* on (host) group_left () ({of_host})"
@@ -56,6 +62,10 @@ def _while_training(per_trial: str) -> str:
 
 _IDLE = _while_training(by_trial("avg", _host_share("idle")))
 _IOWAIT = _while_training(by_trial("avg", _host_share("iowait")))
+_USED, _SIZE = (
+    largest(f"paceline_host_memory_{what}_bytes", HOST, ("host",)) for what in ("used", "size")
+)
+_RAM = _while_training(by_trial("avg", _of_runs(f"{_USED} / {_SIZE}")))
 _COMM = by_trial("avg", share(_PHASES, RANK, 'phase="comm"', _KEYS))
 _CORES = _while_training(by_trial("sum", rate("paceline_run_cpu_seconds_total", RUNS, _KEYS)))
 _THREADS = _while_training(by_trial("sum", total("paceline_run_threads", RUNS, _KEYS)))
@@ -204,10 +214,11 @@ _STRATEGIES = Row(
         ),
         bars(
             "RAM by local strategy",
-            "Proportional memory of all processes of the trial on all hosts, mean of the trials.",
-            Query(_by("local_strategy", _MEMORY), "{{local_strategy}}"),
-            unit="bytes",
+            "Share of the hosts' memory that is not available without swapping.",
+            Query(_by("local_strategy", _RAM), "{{local_strategy}}"),
+            steps=((0.9, RED),),
             height=9,
+            share=True,
         ),
         bars(
             "Threads by local strategy",

@@ -33,7 +33,7 @@ PANELS = {
     "compare": (
         "Speedup on one node and on several", "CPU idle by local strategy",
         "IOWait by local strategy", "RAM by local strategy", "Threads by local strategy",
-        "Memory",
+        "Idle, IOWait and waiting for gradients by launcher",
     ),
     "run": (
         "CPU idle and IOWait", "Cores that the run uses", "Phases", "Step time", "RAM",
@@ -49,7 +49,7 @@ def main() -> None:
     options = arguments()
     run = RunFiles(options.run.resolve())
     began, ended = _time_of(run)
-    variables = {"$run": run.root.name, "$host": ".*", "$rank": ".*"}
+    variables = dict.fromkeys(("$run", "$host", "$rank"), ".*")
     with _prometheus(run.root, options.listen) as url:
         found = {
             name: [_answered(url, panel, began, ended, variables) for panel in _panels(name)]

@@ -252,7 +252,7 @@ def _query(name: str, title: str, legend: str) -> str:
         ("run", "CPU idle", "idle", CPU["idle"] / 2),
         ("run", "IOWait", "IOWait", CPU["iowait"] / 2),
         ("cluster", "Stolen", "{{host}}", CPU["steal"] / 2),
-        ("cluster", "Threads", "{{host}}, {{run}}", 14.0),
+        ("cluster", "Threads", "{{host}}, {{run}}", 7.0),  # one rank on each host
         ("cluster", "Threads", "cores, {{host}}", 2.0),
         ("run", "Sent", "{{device}} of {{host}}", SENT),
         # 0.01 + 0.1 + 0.25 + 0.02 + 0.005 s of rank 0, 0.15 s more of rank 1
@@ -285,17 +285,20 @@ def test_throughput_in_compare_is_that_of_the_steps(api) -> None:
 
 @needs_prometheus
 @pytest.mark.parametrize(
-    ("title", "expected"),
-    [("IOWait", CPU["iowait"] / 2), ("RAM", 9e8), ("CPU idle", CPU["idle"] / 2)],
+    ("title", "expected", "tolerance"),
+    [
+        ("IOWait", CPU["iowait"] / 2, 1e-3),
+        ("CPU idle", CPU["idle"] / 2, 1e-3),
+        ("RAM", 0.25, 0.06),  # less before the first step, which some moments touch
+    ],
 )
-def test_bars_by_local_strategy_are_means_of_the_trials(api, title, expected) -> None:
+def test_bars_by_local_strategy_are_means_of_the_trials(api, title, expected, tolerance) -> None:
     answer = api.instant(
         _query("compare", f"{title} by local strategy", "{{local_strategy}}"), ENDED
     )
     found = {each["metric"]["local_strategy"]: float(each["value"][1]) for each in answer}
-    # of three trials of `processes`, one is on two hosts
-    more = 4 / 3 if title == "RAM" else 1
-    assert found == pytest.approx({"sequential": expected, "processes": expected * more}, rel=1e-2)
+    wanted = {"sequential": expected, "processes": expected}
+    assert found == pytest.approx(wanted, rel=tolerance)
 
 
 @needs_prometheus

@@ -180,7 +180,7 @@ def test_cold_data_are_read_within_the_measured_time(cache, forks, tmp_path):
     assert processes["step_phases_s"]["data_wait"] > 0
     # all of the time counts, so a start that both have makes the ratio nearer to 1
     assert processes["wall_speedup"]["estimate"] > 0
-    assert processes["wall_s"] > processes["step_s"]["mean"] * 3
+    assert processes["wall_s"] > 3 * processes["step_s"]["estimate"]
     (growth,) = compared["weak_scaling"]
     assert [(each["replicas"], each["global_batch"]) for each in growth["points"]] == [
         (1, 8), (2, 16),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -286,17 +287,18 @@ def dashboard(name: str) -> Any:
                 legends = [each["legend"].replace(" · ", " ") for each in series]
                 axes.barh(legends, [scale * each["values"][-1][1] for each in series], color=BLUE)
                 axes.invert_yaxis()
-                axes.set_xlabel(unit)
+                axes.set_xlabel(unit, size=8)
             else:
                 for each in series:
                     times = [at for at, _ in each["values"]]
                     line = [scale * value for _, value in each["values"]]
                     axes.plot(times, line, linewidth=1, label=each["legend"])
                 axes.set_ylim(0)
-                axes.set_xlabel("seconds")
-                axes.set_ylabel(unit)
+                axes.set_xlabel("seconds", size=8)
+                axes.set_ylabel(unit, size=8)
                 axes.legend(frameon=False, fontsize=6, loc="upper left", bbox_to_anchor=(1, 1))
-            axes.set_title(panel["title"], loc="left", size=9, weight="bold")
+            title = textwrap.fill(panel["title"], 40)
+            axes.set_title(title, loc="left", size=8, weight="bold")
             axes.tick_params(labelsize=7)
 
     return draw
@@ -311,7 +313,7 @@ FIGURES: dict[str, tuple[Any, tuple[float, float], dict[str, Any]]] = {
     "resources": (resources, (10, 4.6), {"nrows": 2, "ncols": 4, "sharex": "col"}),
     "seeds": (seeds, (8, 3.4), {"ncols": 2, "sharey": True}),
     "workload-curves": (workload_curves, (8, 4.6), {"nrows": 2, "ncols": 3}),
-    "dashboard-compare": (dashboard("compare"), (12, 6), {"nrows": 2, "ncols": 3}),
+    "dashboard-compare": (dashboard("compare"), (13, 5), {"nrows": 2, "ncols": 3}),
     "dashboard-run": (dashboard("run"), (12, 6), {"nrows": 2, "ncols": 3}),
     "dashboard-cluster": (dashboard("cluster"), (12, 3), {"ncols": 3}),
 }

@@ -86,7 +86,7 @@ def test_key_about_buckets_is_kept_where_ranks_reduce_in_buckets(key, where):
     [
         ({"buckets_in_flight": 2}, "expected no buckets_in_flight"),
         ({"compression": "bf16"}, "expected no compression"),
-        ({"transport": "nccl", "device": "cuda", "threads_per_rank": 1}, 'device = "cpu"'),
+        ({"transport": "nccl", "device": "cuda", "threads_per_rank": 1}, 'expected device = "cpu"'),
     ],
 )
 def test_wait_is_refused_beside_what_excludes_it(said, reason):

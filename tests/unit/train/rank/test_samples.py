@@ -138,7 +138,12 @@ def test_first_rank_of_a_node_drops_the_files_before_any_rank_reads(
     training_of, tmp_path, monkeypatch
 ):
     dropped, read = [], []
-    monkeypatch.setattr(dataset_module, "drop_cached_pages", lambda file: dropped.append(file) or 0)
+
+    def drop(file):
+        dropped.append(file)
+        return 0
+
+    monkeypatch.setattr(dataset_module, "drop_cached_pages", drop)
     trial = training_of("Own", reading="cold")
     node = ThreadNode(2)
 

@@ -419,7 +419,7 @@ class GatheredSum:
                 torch.cat(own, out=message)
             dist.all_reduce(message, group=self._group)
             if len(own) > 1:
-                for buffer, part in zip(own, message.split(sizes), strict=True):
+                for buffer, part in zip(own, torch.split(message, sizes), strict=True):
                     buffer.copy_(part)
             self._current.append(message.nbytes)
 
