@@ -50,7 +50,7 @@ def document(run: paceline.Run, shown: Sequence[str]) -> dict[str, Any]:
         if "seeds" in found:
             metrics = found["seeds"].get(row["configuration"], {})
             row["last"] = {metric: list(by.values())[-1] for metric, by in metrics.items()}
-    state = read_json(run.files.manifest)["git"]  # of the run, not of this program
+    state = read_json(run.files.manifest).get("git")  # of the run, not of this program
     return {"git": state, **compared, **found}
 
 
