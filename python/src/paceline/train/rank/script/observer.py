@@ -443,7 +443,9 @@ def _numbers_of(inputs: tuple[Any, ...]) -> list[list[float]]:
 
 
 def _crc32(tensor: Tensor) -> int:
-    values = tensor.detach().cpu().contiguous().reshape(-1)  # also of types that NumPy does not have
+    values = (
+        tensor.detach().cpu().contiguous().reshape(-1)
+    )  # also of types that NumPy does not have
     return zlib.crc32(values.view(torch.uint8).numpy().data)
 
 
