@@ -205,47 +205,6 @@ def workload_curves(panels: Any) -> None:
         axes.legend(legend.values(), legend, frameon=False, loc="center")
 
 
-def resources(panels: Any) -> None:
-    """Draw a column for each configuration: CPU, RAM and threads above, idle and IOWait below."""
-    run = next(run for run in raw("lerat2022_distributed")["runs"] if run["run"] == "own")
-    columns = {
-        "threads": "none.threads",
-        "processes": "shared.processes",
-        "MPI": ".mpi.",
-        "Spark": "spark.",
-    }
-    styles = {"complex-small": ("VGG16", "-"), "simple-big": ("AlexNet", "--")}
-    curves = {"cpu_percent": ("CPU", BLUE), "ram_percent": ("RAM", GREEN)}
-    lower = {"idle_percent": ("idle", BLUE), "iowait_percent": ("IOWait", RED)}
-    for place, (title, part) in enumerate(columns.items()):
-        top, bottom = panels[0][place], panels[1][place]
-        right = top.twinx()
-        for workload, (network, style) in styles.items():
-            trace = next(
-                each
-                for name, each in run["traces"].items()
-                if name.startswith(workload) and part in name.removeprefix(workload)
-            )
-            for axes, drawn in ((top, curves), (bottom, lower)):
-                for column, (label, colour) in drawn.items():
-                    named = f"{label}, {network}" if place == 0 else None
-                    axes.plot(trace["time_s"], trace[column], style, color=colour, label=named)
-            named = f"threads, {network}" if place == 0 else None
-            right.plot(trace["time_s"], trace["threads"], style, color=ORANGE, linewidth=1)
-            top.plot([], [], style, color=ORANGE, label=named)
-        top.set_title(title, loc="left", weight="bold")
-        right.set_ylim(0, 150)
-        right.set_yticks([0, 50, 100, 150] if place == 3 else [])
-        for axes in (top, bottom):
-            axes.set_ylim(0, 102)
-        bottom.set_xlabel("seconds since the launch")
-    panels[0][0].set_ylabel("% of two cores, of RAM")
-    panels[1][0].set_ylabel("% of two cores")
-    right.set_ylabel("threads")
-    for row in panels:
-        row[0].legend(frameon=False, fontsize="x-small", loc="center right")
-
-
 def seeds(panels: Any) -> None:
     """Draw a panel for each batch: accuracy after each epoch, a line for each seed."""
     found = raw("parallelism_seeds")
@@ -310,7 +269,6 @@ FIGURES: dict[str, tuple[Any, tuple[float, float], dict[str, Any]]] = {
     "crossover": (crossover, (8, 4.2), {}),
     "two-hosts": (two_hosts, (8, 3.6), {}),
     "within-a-node": (within_a_node, (9, 3.4), {"ncols": 2, "sharey": True}),
-    "resources": (resources, (10, 4.6), {"nrows": 2, "ncols": 4, "sharex": "col"}),
     "seeds": (seeds, (8, 3.4), {"ncols": 2, "sharey": True}),
     "workload-curves": (workload_curves, (8, 4.6), {"nrows": 2, "ncols": 3}),
     "dashboard-compare": (dashboard("compare"), (13, 5), {"nrows": 2, "ncols": 3}),
