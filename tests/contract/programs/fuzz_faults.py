@@ -225,14 +225,14 @@ def judge(
     faults = []
     longest_s = limit_s + LATE_S
     errors = [
-        number
-        for outcomes in by_rank.values()
-        for number, (outcome, _) in enumerate(outcomes)
+        (number, f"rank {rank} step {number} ({took_s:.2f} s): {outcome}")
+        for rank, outcomes in by_rank.items()
+        for number, (outcome, took_s) in enumerate(outcomes)
         if outcome.startswith("error")
     ]
-    first_error = min(errors, default=len(episode.steps))
+    first_error, what = min(errors, default=(len(episode.steps), ""))
     if errors and (episode.fault == "none" or first_error < episode.at):
-        faults.append("an error without a fault")
+        faults.append(f"an error without a fault: {what}")
     for rank, outcomes in by_rank.items():
         is_victim = rank == episode.victim
         for number, (outcome, took_s) in enumerate(outcomes):
