@@ -6,7 +6,7 @@ torchrun --nproc-per-node 2 pipeline.py --bug not-divided [--fixed]
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear, mse_loss
 from torch.utils.data import DataLoader
 from utils import BATCH, CLASSES, FEATURES, rank, ranks, run, table
 
@@ -128,5 +128,103 @@ def scaled_return(wrong):
     trained(Pipeline(), sent=(lambda gradient: gradient / ranks()) if wrong else None)
 
 
+class Coder(nn.Module):
+    """Its last layer has the weight of the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(FEATURES, WIDTH)
+        self.middle = nn.Linear(WIDTH, WIDTH)
+
+    def encode(self, inputs):
+        return torch.tanh(self.first(inputs))
+
+    def loss(self, hidden, inputs):
+        return mse_loss(linear(self.middle(hidden), self.first.weight.T), inputs)
+
+
+def tied_weight(wrong):
+    """Both stages have a copy of a tied weight, and its gradients are not added up."""
+    net = Coder()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for inputs, _ in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        if ranks() == 1:
+            net.loss(net.encode(inputs), inputs).backward()
+        elif rank() == 0:
+            hidden = net.encode(inputs)
+            dist.send(hidden.detach(), 1)
+            gradient = torch.empty_like(hidden)
+            dist.recv(gradient, 1)
+            hidden.backward(gradient)
+        else:
+            hidden = torch.empty(len(inputs), WIDTH)
+            dist.recv(hidden, 0)
+            net.loss(hidden.requires_grad_(), inputs).backward()
+            dist.send(hidden.grad, 0)
+        if ranks() > 1:
+            for parameter in net.parameters():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                if not wrong or parameter is not net.first.weight:
+                    dist.all_reduce(parameter.grad)
+        optimizer.step()
+
+
+def own_clip(wrong):
+    """Each stage clips its gradients by their norm alone."""
+    pipeline = Pipeline()
+    optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        pipeline.step(inputs, labels)
+        gradients = [parameter.grad for parameter in pipeline.parameters()]
+        square = sum(gradient.square().sum() for gradient in gradients)
+        if not wrong:
+            dist.all_reduce(square)
+        for gradient in gradients:
+            gradient.mul_(min(1.0, 0.05 / float(square.sqrt())))
+        optimizer.step()
+
+
+def unequal_parts(wrong):
+    """Micro-batches of 6, 6 and 4 rows have the same weight."""
+    net = Network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        for part, target in zip(inputs.split(6), labels.split(6), strict=True):
+            weight = 1 / 3 if wrong and ranks() > 1 else len(part) / len(inputs)
+            if ranks() == 1:
+                (weight * cross_entropy(net.last(net.first(part)), target)).backward()
+            elif rank() == 0:
+                hidden = net.first(part)
+                gradient = torch.empty_like(hidden)
+                dist.send(hidden.detach(), 1)
+                dist.recv(gradient, 1)
+                hidden.backward(gradient)
+            else:
+                hidden = torch.empty(len(part), WIDTH)
+                dist.recv(hidden, 0)
+                (weight * cross_entropy(net.last(hidden.requires_grad_()), target)).backward()
+                dist.send(hidden.grad, 0)
+        optimizer.step()
+
+
+def every_second(wrong):
+    """The first stage steps after every second batch, the last one after each."""
+    pipeline = Pipeline()
+    optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.05)
+    for number, (inputs, labels) in enumerate(DataLoader(table(160), batch_size=BATCH)):
+        pipeline.step(inputs, labels)
+        if number % 2 or not wrong or ranks() == 1 or rank() == 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 if __name__ == "__main__":
-    run(__doc__, not_divided, other_labels, last_dropped, not_emptied, other_rate, scaled_return)
+    run(
+        __doc__,
+        *(not_divided, other_labels, last_dropped, not_emptied, other_rate, scaled_return),
+        *(tied_weight, own_clip, unequal_parts, every_second),
+    )

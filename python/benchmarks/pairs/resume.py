@@ -19,7 +19,7 @@ from utils import BATCH, CLASSES, FEATURES, rank, ranks, table
 
 BUGS = (
     *("samples", "epoch", "schedule", "moments", "generator", "scaler", "weights"),
-    *("averages", "generator-of-rank-0", "schedule-ahead"),
+    *("averages", "generator-of-rank-0", "schedule-ahead", "first-step", "samples-of-rank-1"),
 )
 LAST, PREVIOUS = Path("last.pt"), Path("previous.pt")
 RATE = 0.01
@@ -74,6 +74,9 @@ class Training:
         self.model.load_state_dict(weights["model"])
         if self.lost != "moments":
             self.optimizer.load_state_dict(state["optimizer"])
+        if self.lost == "first-step":  # of Adam's correction
+            for each in self.optimizer.state.values():
+                each["step"].zero_()
         if self.lost != "schedule":
             self.schedule.load_state_dict(state["schedule"])
         rates = [RATE] if self.lost == "schedule" else self.schedule.get_last_lr()
@@ -93,7 +96,8 @@ class Training:
     def run(self, dataset, steps, every):
         sampler = DistributedSampler(dataset, seed=7)
         loader = DataLoader(dataset, batch_size=BATCH // ranks(), sampler=sampler)
-        skipped = 0 if self.lost == "samples" else self.step % len(loader)
+        restarts = self.lost == "samples" or (self.lost == "samples-of-rank-1" and rank() == 1)
+        skipped = 0 if restarts else self.step % len(loader)
         for epoch in range(self.step // len(loader), steps):
             if not (self.is_resumed and self.lost == "epoch"):
                 sampler.set_epoch(epoch)

@@ -161,9 +161,74 @@ def dropped_matrix(wrong):
             each.step()
 
 
+def divided_again(wrong):
+    """A reduce-scatter of flat gradients that are divided already divides once more."""
+    model = mlp(width=15)
+    parameters = list(model.parameters())
+    sizes = [parameter.numel() for parameter in parameters]
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters] + [torch.zeros(1)])
+    shard = nn.Parameter(flat.chunk(ranks())[rank()].clone())
+    optimizer = torch.optim.Adam([shard], lr=0.01)
+    for inputs, labels in loader(table()):
+        model.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        gradients = [parameter.grad.flatten() / ranks() for parameter in parameters]
+        shard.grad = torch.zeros_like(shard)
+        dist.reduce_scatter_tensor(shard.grad, torch.cat([*gradients, torch.zeros(1)]))
+        if wrong:
+            shard.grad /= ranks()
+        optimizer.step()
+        dist.all_gather_into_tensor(flat, shard.data)
+        for parameter, part in zip(parameters, flat[:-1].split(sizes), strict=True):
+            parameter.data.copy_(part.view_as(parameter))
+
+
+def own_gradient(wrong):
+    """The owner of the last parameter steps with its own gradient of it."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(owned(model), lr=0.01)
+    for inputs, labels in loader(table()):
+        model.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(list(model.parameters())[: -1 if wrong else None])
+        optimizer.step()
+        for number, parameter in enumerate(model.parameters()):
+            dist.broadcast(parameter.data, src=number % ranks())
+
+
+def sent_before(wrong):
+    """Owners send their parameters before they step."""
+    model = mlp()
+    optimizer = torch.optim.SGD(owned(model), lr=0.05)
+    for inputs, labels in loader(table()):
+        model.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        if not wrong:
+            optimizer.step()
+        for number, parameter in enumerate(model.parameters()):
+            dist.broadcast(parameter.data, src=number % ranks())
+        if wrong:
+            optimizer.step()
+
+
+def decay_of_shard(wrong):
+    """The weight decay of shards depends on the rank."""
+    model = Classifier()
+    for part in (model.body, model.head, model):
+        fully_shard(part)
+    decay = 0.1 * (1 + rank() if wrong else 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=decay)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(own_norm, lost_broadcast, other_owner, sum_of_shards, stale_gather, summed_again),
         *(early_optimiser, dropped_matrix),
+        *(divided_again, own_gradient, sent_before, decay_of_shard),
     )
