@@ -21,6 +21,9 @@ pytestmark = pytest.mark.contract
 PAGE = Path(__file__).parents[2] / "docs/reference/back-ends.md"
 BACK_ENDS = ("gloo", "paceline", "mpi4py")
 RESTARTS = "torchrun --max-restarts"
+AGAIN = "init_process_group again, after destroy_process_group"
+# A new group of Gloo sometimes connects to the addresses of the former one, which the store keeps.
+SOMETIMES = {"gloo": {RESTARTS, AGAIN}}
 LIMIT_S = 200  # four processes import torch, two after two
 HEADER = "| feature | `gloo` | `paceline` | `mpi4py` |\n|---|---|---|---|\n"
 
@@ -71,4 +74,6 @@ def test_page_says_which_features_a_back_end_has(backend, run_ranks, tmp_path):
         if WRITES and rank == 0:
             write_column(place, found)
         expected = {name: marks[place] for name, marks in documented().items()}
-        assert {name: not error for name, error in found.items()} == expected, found
+        works = {name: not error for name, error in found.items()}
+        works |= dict.fromkeys(SOMETIMES.get(backend, ()), False)
+        assert works == expected, found

@@ -17,7 +17,6 @@ from paceline.base.host.memory import permanent_objects
 from paceline.base.host.messages import printable, say, show_warning
 from paceline.base.host.programs import missing_extra
 from paceline.cli.streams import EndedBySignal, make_streams_usable, reader_may_end, signals_raise
-from paceline.measure.records.layout import RunFiles
 
 # Set to 1, it makes Python show the stack trace of an error of the operating system.
 _TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"
@@ -187,6 +186,7 @@ def _damage_in_runs(words: Sequence[str]) -> str | None:
     """
     from paceline.analysis.trial.contradictions import contradiction_in  # noqa: PLC0415  (heavy)
     from paceline.cli.options import run_dirs_of  # noqa: PLC0415
+    from paceline.measure.records.layout import RunFiles  # noqa: PLC0415
 
     found = (contradiction_in(RunFiles(path)) for path in run_dirs_of(words))
     return next((each for each in found if each is not None), None)
