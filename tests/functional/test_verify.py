@@ -89,6 +89,11 @@ def test_odd_scripts_that_differ_from_one_process_are_no_faults(
     assert words in str(layout["shown"]["findings"])
 
 
+def test_a_model_that_is_first_called_within_a_step_is_equal(paceline):
+    code, [layout] = verified(paceline, PAIRS / "odd.py", "--bug", "line-search")
+    assert (code, layout["shown"]["statement"]) == (0, 1), layout
+
+
 def test_a_norm_of_scaled_gradients_is_a_remark(paceline, tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch, torch.distributed as dist\n"

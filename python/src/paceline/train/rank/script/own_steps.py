@@ -357,7 +357,8 @@ class OwnStepsRecorder:
         now = self._states.checksums(optimizer)
         before, after = self._around.get(number, ({}, {}))
         self._around[number] = now, {}
-        return [n for n, each in now.items() if n in after and before[n] == each != after[n]]
+        # a model that is first called within a step has no names before it
+        return [n for n, each in now.items() if n in after and before.get(n) == each != after[n]]
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
         self._stepping = max(0, self._stepping - 1)
