@@ -204,11 +204,17 @@ def judged(case: Case, ended: Ended) -> dict[str, Any]:
     }
 
 
+def _refusal(log: str) -> str:
+    """Return why a command has verified nothing, without the places of its files."""
+    lines = [line for line in log.splitlines() if line.strip() and not line.startswith("logs:")]
+    return " ".join(lines)[-300:]
+
+
 def _shown(output: str, log: str) -> dict[str, Any]:
     """Return the statement, the first finding and all others, from the command's JSON."""
     if not output.strip():
         return {
-            "statement": None, "cause": log.strip()[-300:], "others": [], "step": None,
+            "statement": None, "cause": _refusal(log), "others": [], "step": None,
             "tensor": None, "is_suspicious": False,
         }  # fmt: skip
     document = json.loads(output)
