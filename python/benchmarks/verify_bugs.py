@@ -207,7 +207,7 @@ def judged(case: Case, ended: Ended) -> dict[str, Any]:
 def _refusal(log: str) -> str:
     """Return why a command has verified nothing, without the places of its files."""
     lines = [line for line in log.splitlines() if line.strip() and not line.startswith("logs:")]
-    return " ".join(lines)[-300:]
+    return " ".join(lines).replace(f"{PAIRS}/", "").rpartition("Error: ")[2][:300]
 
 
 def _shown(output: str, log: str) -> dict[str, Any]:
