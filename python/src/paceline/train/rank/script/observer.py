@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -50,7 +49,7 @@ from paceline.train.rank.script.phases import (
     replaced,
 )
 from paceline.train.rank.script.resume_state import generators
-from paceline.train.rank.script.tensors import gradient_of, whole, whole_of
+from paceline.train.rank.script.tensors import crc32_of, gradient_of, whole, whole_of
 from paceline.train.training.tensors import save_tensors, sha256_of
 
 # Relative change of the outputs of a first module: 16 units of roundoff of fp32, and one of the
@@ -266,7 +265,7 @@ class Observer:
         if self._keeps and not self._context.is_first:
             return []  # the first rank may be writing them
         moved = (
-            [n for n, each in weights.items() if after.get(n, 0) != _crc32(each)] if after else []
+            [n for n, each in weights.items() if after.get(n, 0) != crc32_of(each)] if after else []
         )
         path = self._reference.weights_at(f"observed-weights-{number}-{self._steps[number] - 1}")
         if not moved or not path.exists():
@@ -311,7 +310,7 @@ class Observer:
                 has_unknown_rows=self._has_unknown_rows,
             )
         )
-        self._after[number] = {name: _crc32(each) for name, each in weights.items()}
+        self._after[number] = {name: crc32_of(each) for name, each in weights.items()}
         self._steps[number] += 1
         self._batch, self._samples, self._losses = None, [], []
         self._clipped_unix_s, self._drew = None, False
@@ -440,13 +439,6 @@ def _numbers_of(inputs: tuple[Any, ...]) -> list[list[float]]:
     places = torch.linspace(0, rows.shape[1] - 1, min(_KEPT_NUMBERS, rows.shape[1])).long()
     found: list[list[float]] = rows[:, places.to(rows.device)].double().tolist()
     return found
-
-
-def _crc32(tensor: Tensor) -> int:
-    values = (
-        tensor.detach().cpu().contiguous().reshape(-1)
-    )  # also of types that NumPy does not have
-    return zlib.crc32(values.view(torch.uint8).numpy().data)
 
 
 def _note_gradient(found: list[Any], samples: int, gradient: Tensor) -> None:

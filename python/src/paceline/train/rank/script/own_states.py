@@ -24,7 +24,7 @@ from paceline.train.rank.script.modules import (
     plain_names,
 )
 from paceline.train.rank.script.own_gradients import Leaf, coordinate, place_of, sketch
-from paceline.train.rank.script.tensors import gradient_of
+from paceline.train.rank.script.tensors import crc32_of, gradient_of
 
 # In training mode they normalise by their rows, and only update their buffers.
 _STATISTICS = (
@@ -213,9 +213,7 @@ class States:
         """Return a checksum of each parameter of an optimiser."""
         names = self.names([optimizer])
         return {
-            names.get(id(p), ""): zlib.crc32(
-                local(p).contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data
-            )
+            names.get(id(p), ""): crc32_of(local(p))
             for p in _parameters(optimizer)
             if not p.is_meta
         }

@@ -8,6 +8,7 @@ differ between ranks cannot be compared.
 from __future__ import annotations
 
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -101,6 +102,12 @@ class ParameterRecord:
     def _of_all_stages(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
         return gathered(tensors, device) if self._is_staged else tensors
+
+
+def crc32_of(tensor: Tensor) -> int:
+    """Return a checksum of the values of a tensor."""
+    values = tensor.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(values.view(torch.uint8).numpy().data)  # NumPy lacks types, as bfloat16
 
 
 def _has_stages() -> bool:
