@@ -2,7 +2,7 @@
 
     python back_ends.py --out back_ends.json [--models alexnet gpt] [--ranks 2 4]
 
-The trainings live in the same ranks, of one thread each, and are alike but for the back end: same
+The trainings live in the same ranks, of one thread each, and differ in the back end only: same
 weights, samples and dropout. They take turns of a few steps, in an order drawn anew for each round;
 a ratio is that of a round. The ranks divide a batch. "one-core": beside a process that is always
 busy. "nothing" sends no gradients, and so is the bound. CPU time hardly depends on other programs.

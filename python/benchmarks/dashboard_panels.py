@@ -1,4 +1,4 @@
-"""What a Prometheus answers to the queries of the dashboards, for the pictures of their panels.
+"""Answers of a Prometheus to the queries of the dashboards, for the pictures of their panels.
 
     python dashboard_panels.py RUN_DIR --out results/raw/dashboard_panels.json [--listen HOST:PORT]
 

@@ -1,4 +1,4 @@
-"""What a finished run shows, for a raw file: the comparison, and what no row of it has.
+"""The comparison of a finished run, for a raw file, and what no row of it has.
 
 Every row also has `others_percent`: the share of the cores that other processes and machines used
 beside it. Parts that run_all.toml asks for with `show`, of all configurations:

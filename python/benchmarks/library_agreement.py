@@ -1,4 +1,4 @@
-"""Whether the workloads of segmentation and text detection compute what the usual libraries do.
+"""Agreement of the workloads of segmentation and text detection with the usual libraries.
 
     python library_agreement.py --out results/raw/library_agreement.json
 

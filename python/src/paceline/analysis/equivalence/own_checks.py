@@ -361,7 +361,7 @@ def equal_moments(steps: Steps) -> Iterator[RankFinding]:
 
 
 def _are_equal(one: State | None, other: State | None) -> bool:
-    """Return whether two states of optimisers are equal, but for roundings; none is zero."""
+    """Return whether two states of optimisers are equal except for rounding; none is zero."""
     if one is None or other is None:
         return all(each is None or not each.value.l2 for each in (one, other))
     if one.shape != other.shape or one.value.crc32 == other.value.crc32:
