@@ -9,7 +9,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.contract.programs.fuzz_faults import Long, judge_files, run_session, sessions
+from tests.contract.programs.fuzz_faults import (
+    Call,
+    Episode,
+    Long,
+    judge,
+    judge_files,
+    run_session,
+    sessions,
+)
 
 pytestmark = pytest.mark.contract
 
@@ -29,6 +37,22 @@ def test_random_operations_give_what_gloo_and_arithmetic_say(
 ):
     words = ("--backend", backend, "--cases", CASES[ranks], "--seed", SEED, *options)
     run_ranks(ranks, "mpi", "fuzz", tmp_path, *words)
+
+
+@pytest.mark.parametrize(
+    ("left", "lost", "faults"),
+    [("scatter", 2, 0), ("all_reduce", 2, 1), ("scatter", 1, 1)],
+    ids=["left early", "all ranks leave together", "another rank"],
+)
+def test_an_error_before_the_fault_is_one_unless_the_victim_was_ahead(left, lost, faults):
+    calls = [Call(name, 8, "float32", 0, is_asynchronous=False) for name in ("barrier", left)]
+    steps = (*calls, *[calls[0]] * 4)
+    episode = Episode(steps, "interrupt", victim=2, other=calls[0], delay_s=0.0)
+    behind = ["right", f"error PeerLost: rank {lost} has failed", *["error GroupClosed"] * 4]
+    victim = ["right", "right", "interrupted", *["error GroupClosed"] * 3]
+    outcomes = {0: behind, 2: victim}
+    found = judge(episode, {rank: [(one, 0.0) for one in each] for rank, each in outcomes.items()})
+    assert len(found) == faults
 
 
 EPISODES = {2: 24, 4: 12}  # by number of ranks

@@ -231,6 +231,8 @@ def judge(
         if outcome.startswith("error")
     ]
     first_error, what = min(errors, default=(len(episode.steps), ""))
+    if first_error < episode.at and _victim_was_ahead(episode, first_error, what):
+        first_error = episode.at
     if errors and (episode.fault == "none" or first_error < episode.at):
         faults.append(f"an error without a fault: {what}")
     for rank, outcomes in by_rank.items():
@@ -250,6 +252,19 @@ def judge(
             if stays and number == episode.at + 1 and not is_error:
                 faults.append(f"not noticed: {place}")
     return faults
+
+
+def _victim_was_ahead(episode: Episode, number: int, error: str) -> bool:
+    """Return whether an error before the fault comes of it.
+
+    A rank leaves a call with a root as soon as its own part is done. It may be interrupted or
+    killed in its next call while others are still in this one.
+    """
+    return (
+        episode.fault in ("interrupt", "kill")
+        and all(call.operation in _ROOTED for call in episode.steps[number : episode.at])
+        and f"PeerLost: rank {episode.victim} " in error
+    )
 
 
 def sessions(seed: int, episodes: int, ranks: int, *, kills: bool) -> Iterator[tuple[int, int]]:
