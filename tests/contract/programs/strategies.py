@@ -11,6 +11,7 @@ FOLDER/broken/NAME/... what the case "broken" did, which comes last: what it bre
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 from collections.abc import Callable
@@ -37,6 +38,8 @@ from paceline.train.workloads.build import build_model, task_of
 
 TINY_VGG = f"{Path(__file__).resolve().parents[2] / 'support' / 'models.py'}:TinyVGG"
 
+# A peer gives up after 20 s and ends all ranks; before that, a rank that hangs says where.
+_HANGS_S = 15.0
 STEPS, SAVED_AFTER = 7, 5
 SAVED, GIVEN = ("bf16", "channels_last"), ("channels_last",)
 CASES: dict[str, dict[str, Any]] = {
@@ -84,6 +87,7 @@ def train(
 
     before_end: called while the strategy still has its memory.
     """
+    faulthandler.dump_traceback_later(_HANGS_S)
     training = trial.training
     order = SampleOrder([20, 21], training.seed, training.global_batch, training.epochs)
     strategy = create_strategy(trial)
@@ -134,6 +138,7 @@ def train(
     said = strategy.describe()
     before_end()
     strategy.close(failed=False)
+    faulthandler.cancel_dump_traceback_later()
     return left, said
 
 
