@@ -4,8 +4,8 @@ python python/tools/words.py [--limit N]
 
 Counted are sentences, headings and tables of every page but CHANGELOG.md. Not counted are code
 blocks, comments, targets of links, words without a letter or digit, and what a program writes:
-result tables, metrics, help of the commands, features of back ends, the decision guide (its
-template is counted). With --limit it fails if there are more words.
+result tables, metrics, help of the commands, features of back ends. With --limit it fails if there
+are more words.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLACES = (
     *("*.md", "docs/**/*.md", "examples/**/*.md", "docker/**/*.md", "monitoring/**/*.md"),
     *("python/*.md", "python/collectives/*.md", "python/src/**/*.md", "python/tools/**/*.md"),
 )
-LEFT_OUT = {ROOT / "CHANGELOG.md", ROOT / "docs/results/decision-guide.md"}
+LEFT_OUT = {ROOT / "CHANGELOG.md"}
 # Written by python/benchmarks/result_tables.py, records/metrics/docs_page.py, tools/cli_page.py and
 # tests/contract/test_features.py.
 _GENERATED = re.compile(
