@@ -14,6 +14,7 @@ a factor if its unit is another one:
 
     1.85<!-- quickstart/rows/local_strategy=threads/speedup/median -->
     25.6<!-- hvprof/rows/0/step_s/median * 1000 -->
+    54<!-- equivalence/rows/*/(whole)/(sum) -->
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ UNITS = {
     "million": 1e-6,
 }
 NONE = "–"
-MACHINE = "AMD EPYC, 2 cores"  # docs/results/README.md describes it for all tables
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 Row = Mapping[str, Any]
 
@@ -95,9 +95,10 @@ def with_tables(text: str) -> str:
     stated: set[str] = set()
 
     def filled(found: re.Match[str]) -> str:
-        name = declared()[found[2]]["raw"]
-        source = same_source(name) if name in stated else provenance(name)
-        stated.add(name)
+        names = sources(declared()[found[2]])
+        lines = [same_source(name) if name in stated else provenance(name) for name in names]
+        stated.update(names)
+        source = lines[0] if len(lines) == 1 else "\n".join(f"- {line}" for line in lines)
         return f"{found[1]}\n{table(found[2])}\n{source}\n{found[3]}"
 
     return FIGURE.sub(lambda found: figure(*found.groups()) + found[2], TABLE.sub(filled, text))
@@ -113,6 +114,16 @@ def figure(shown: str, _marker: str, name: str, path: str, factor: str | None) -
         raise LookupError(f"expected a figure in raw/{name}.json at {path}, found none")
     decimals = len(shown.partition(".")[2])
     return f"{value * float(factor or 1):,.{decimals}f}".replace("-", "−")
+
+
+def parts(spec: Row) -> list[dict[str, Any]]:
+    """Return the parts of a table, one for each raw file, with the settings that they share."""
+    return [{**spec, **part} for part in spec.get("parts", [{}])]
+
+
+def sources(spec: Row) -> list[str]:
+    """Return the raw files of a table, each once."""
+    return list(dict.fromkeys(part["raw"] for part in parts(spec)))
 
 
 def table(name: str) -> str:
@@ -137,19 +148,23 @@ def listed(spec: Row) -> tuple[list[str], list[list[str]]]:
 
 
 def pivoted(spec: Row) -> tuple[list[str], list[list[str]]]:
-    """Return a table with the values of one field as rows and of another one as columns."""
-    row, column, path, unit = spec["cells"]
+    """Return a table with the values of some fields as rows and of another one as columns."""
+    rows, column, path, unit = spec["cells"]
     entries = selected(spec)
     heads = list(grouped(entries, [column]))
     body = []
-    for (name,), of_row in grouped(entries, [row]).items():
+    for names, of_row in grouped(entries, as_list(rows)).items():
         by_column = grouped(of_row, [column])
         joined = [
-            " / ".join(shown(at(entry, path), unit) for entry in by_column.get(head, []))
+            " / ".join(shown(at(entry, path), unit) for entry in by_column.get(head, [])) or NONE
             for head in heads
         ]
-        body.append([label(name), *joined])
-    return [spec["corner"], *(label(head) for (head,) in heads)], body
+        body.append([*map(label, names), *joined])
+    return [*as_list(spec["corner"]), *(label(head) for (head,) in heads)], body
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def label(value: str | float) -> str:
@@ -166,23 +181,43 @@ def grouped(entries: Sequence[Row], keys: Sequence[str]) -> dict[tuple[Any, ...]
 
 
 def selected(spec: Row) -> list[Row]:
-    """Return the entries of a raw file that a table shows, in its order."""
-    found = list(entries_at(raw(spec["raw"]), spec["rows"]))
+    """Return the entries of the raw files that a table shows, in its order."""
+    return [entry for part in parts(spec) for entry in selected_of(part)]
+
+
+def selected_of(spec: Row) -> list[Row]:
+    """Return the entries of one raw file."""
+    found: list[Row] = list(entries_at(raw(spec["raw"]), spec["rows"]))
     for path, wanted in spec.get("where", {}).items():
-        allowed = wanted if isinstance(wanted, list) else [wanted]
-        found = [entry for entry in found if at(entry, path) in allowed]
+        found = [entry for entry in found if at(entry, path) in as_list(wanted)]
     if "paper" in spec:
         of, values = spec["paper"]["of"], spec["paper"]["values"]
         found = [{**entry, "paper": values.get(str(at(entry, of)))} for entry in found]
     for path in reversed(spec.get("sort", [])):
-        found.sort(key=lambda entry: at(entry, path.lstrip("-")), reverse=path.startswith("-"))
-    return found
+        key = path.lstrip("-")
+        found.sort(key=lambda entry: missing_last(at(entry, key)), reverse=path.startswith("-"))
+    if "first" in spec:
+        found = [group[0] for group in grouped(found, spec["first"]).values()]
+    fields, texts = spec.get("fields", {}), spec.get("texts", {})
+
+    def with_fields(entry: Row) -> Row:
+        measured = {name: shown(at(entry, path), unit) for name, (path, unit) in texts.items()}
+        return {**entry, **fields, **measured}
+
+    return [with_fields(entry) for entry in found]
+
+
+def missing_last(value: Any) -> tuple[bool, Any]:
+    return value is None, value
 
 
 def entries_at(document: Any, path: str) -> Iterator[Row]:
-    """Yield what a path with `*` finds; an entry has the fields of those around it, and its key."""
+    """Yield what a path with `*` finds; an entry has the fields of those around it, and its key.
+
+    The path "." finds the document.
+    """
     found: list[ChainMap[str, Any]] = [ChainMap({"value": document}, document)]
-    for word in path.split("/"):
+    for word in path.split("/") if path != "." else ():
         parents, found = found, []
         for parent in parents:
             inner = parent["value"] if word == "*" else parent[word]
@@ -198,13 +233,17 @@ def at(document: Any, path: str) -> Any:
     """Return the value at a path of keys, indices and `field=value`; None if there is none.
 
     `*` stands for all entries of a list, and leads to a list of values. A word in parentheses is a
-    function of what has been found, or `(field=value)` for a value with a slash.
+    function of what has been found, or `(field=value)` for a value with a slash. The last one may
+    be a function of all values that were found with `*`, such as `(sum)`.
     """
     words = WORD.findall(path)
+    if "*" in words and words[-1] in SUMMARIES:
+        return SUMMARIES[words[-1]](list(flat(at(document, "/".join(words[:-1])))))
     for place, word in enumerate(words):
         field, is_choice, wanted = word.strip("()").partition("=")
         if word == "*":
-            return [at(entry, "/".join(words[place + 1 :])) for entry in document]
+            entries = document.values() if isinstance(document, dict) else document
+            return [at(entry, "/".join(words[place + 1 :])) for entry in entries]
         if is_choice:
             document = next((each for each in document if str(each[field]) == wanted), None)
         elif word in COMPUTED:
@@ -216,6 +255,15 @@ def at(document: Any, path: str) -> Any:
         if document is None:
             return None
     return document
+
+
+def flat(found: Any) -> Iterator[Any]:
+    """Yield the values of lists within lists, without missing ones."""
+    if isinstance(found, list):
+        for each in found:
+            yield from flat(each)
+    elif found is not None:
+        yield found
 
 
 def configuration(row: Row) -> str:
@@ -238,9 +286,27 @@ def is_whole(row: Row) -> bool:
     return mark(row) == "✓"
 
 
-COMPUTED: dict[str, Callable[[Any], Any]] = {
+def marked_speedup(row: Row) -> str:
+    return f"{shown(row['speedup'])} {mark(row)}"
+
+
+def stop_s(recovery: Row) -> float | None:
+    """Return the time from the last step before a failure to the end of the next one."""
+    parts = [recovery[f"{part}_s"] for part in ("detect", "restart", "restore", "next_step")]
+    return None if None in parts else sum(parts)
+
+
+def speedup_of_hosts(point: Row) -> float:
+    """Return the measured speedup over one host of a point that was also predicted."""
+    return float(point["one_host_s"] / point["measured_s"]["median"])
+
+
+SUMMARIES: dict[str, Callable[[Any], Any]] = {
+    "(median)": statistics.median, "(least)": min, "(most)": max, "(sum)": sum, "(count)": len,
+}  # fmt: skip
+COMPUTED: dict[str, Callable[[Any], Any]] = SUMMARIES | {
     "(name)": configuration, "(mark)": mark, "(whole)": is_whole,
-    "(median)": statistics.median, "(least)": min, "(most)": max,
+    "(marked speedup)": marked_speedup, "(speedup of hosts)": speedup_of_hosts, "(stop)": stop_s,
 }  # fmt: skip
 
 
@@ -256,7 +322,7 @@ def cell(entries: Sequence[Row], path: str, unit: str, summary: str) -> str:
     if not present:
         return NONE
     if summary == "range":
-        return " to ".join(shown(f(present), unit) for f in (min, max))
+        return " to ".join(dict.fromkeys(shown(f(present), unit) for f in (min, max)))
     return shown(max(present) if summary == "max" else statistics.median(present), unit)
 
 
@@ -321,7 +387,7 @@ def provenance(name: str) -> str:
         document.get("date", ""),
         f"version {versions['paceline']}" if "paceline" in versions else "",
         f"commit {commit[:7]}" if isinstance(commit, str) else "",
-        "" if machine == MACHINE else machine,
+        machine,
         f"[raw](raw/{name}.json)",
     ]
     return ", ".join(part for part in parts if part) + "."

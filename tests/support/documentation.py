@@ -18,7 +18,7 @@ _PLACES = (
 )
 PAGES = sorted({page for place in _PLACES for page in ROOT.glob(place)})
 # Pages about earlier versions, with forms that were removed since.
-EARLIER = {ROOT / "CHANGELOG.md", ROOT / "docs/results/own-scripts.md"}
+EARLIER = {ROOT / "CHANGELOG.md"}
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)

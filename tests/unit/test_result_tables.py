@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs/results"
-COMPUTED = ("median", "least", "most")
+COMPUTED = ("median", "least", "most", "sum", "count")
 
 
 @pytest.fixture
@@ -42,9 +42,10 @@ def test_every_declared_table_is_on_a_page(result_tables: ModuleType) -> None:
 
 
 def test_every_raw_file_is_used(result_tables: ModuleType) -> None:
-    places = ("docs/**/*.md", "*.md", "python/benchmarks/*.toml", "tests/**/*.py")
+    places = ("docs/**/*.md", "*.md", "python/collectives/*.md", "tests/**/*.py")
     text = "\n".join(path.read_text("utf-8") for place in places for path in ROOT.glob(place))
-    tables = {spec["raw"] for spec in result_tables.declared().values()}
+    specs = result_tables.declared().values()
+    tables = {name for spec in specs for name in result_tables.sources(spec)}
     figures = set(re.findall(r"<!-- (\w+)/", text))
     named = set(re.findall(r"(\w+)\.json", text))
     assert {path.stem for path in (RESULTS / "raw").iterdir()} - tables - figures - named == set()
@@ -62,9 +63,11 @@ def test_a_changed_figure_is_written_anew(
         "new/rows/name=b/s",
         "new/rows/(name=a/c)/s",
         "new/rows/0/s * 1000",
+        "new/rows/*/s/(most)",
         *(f"new/all/({w})" for w in COMPUTED),
     ]
-    old, new = ["0.70", "7", "1", "0", "0", "0"], ["−1,234.56", "2", "500", "3", "1", "8"]
+    old = ["0.70", "7", "1", "0.0", *"00000"]
+    new = ["−1,234.56", "2", "500", "2.0", *("3", "1", "8", "12", "3")]
     before, after = (
         " ".join(f"{figure}<!-- {mark} -->" for figure, mark in zip(figures, marks, strict=True))
         for figures in (old, new)
@@ -117,12 +120,62 @@ def test_rows_are_selected_sorted_grouped_and_summarised(
     first, second = result_tables.with_tables(marks * 2).split("<!-- end -->\n")[:2]
     for text in (first, second):
         assert text.splitlines()[4:6] == [
-            "| b | 1 | 12.3 | 50 % to 50 % | 1 of 1 |",
+            "| b | 1 | 12.3 | 50 % | 1 of 1 |",
             "| a | 2 | 500 | −5.1 % to 20 % | 1 of 2 |",
         ]
     source = "`python new.py`, 2026-01-02, machine not recorded, [raw](raw/new.json)."
     assert first.endswith(f"\n\n{source}\n")
     assert second.endswith("\n\nAs above, [raw](raw/new.json).\n")
+
+
+PARTS = """
+rows = "rows/*"
+sort = ["s"]
+columns = [["what", "what"], ["measured", "figure"]]
+texts = { figure = ["s", "ms"] }
+parts = [
+    { raw = "old", first = ["name"], fields = { what = "each" } },
+    { raw = "new", rows = ".", fields = { what = "all" }, texts = { figure = ["all", ""] } },
+    { raw = "old", where = { name = "b" }, fields = { what = "b" } },
+]
+"""
+
+
+def test_parts_of_a_table_are_from_several_raw_files(
+    result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"name": "a", "s": None}, {"name": "b", "s": 0.5}, {"name": "a", "s": 0.25}]
+    documents = {"old": {"rows": rows}, "new": {"all": 1}}
+    monkeypatch.setattr(result_tables, "raw", documents.__getitem__)
+    monkeypatch.setattr(result_tables, "declared", lambda: {"t": tomllib.loads(PARTS)})
+    page = result_tables.with_tables("<!-- table: t -->\n<!-- end -->\n")
+    assert page.splitlines()[4:] == [
+        "| each | 250 |", "| each | 500 |", "| all | 1 |", "| b | 500 |", "",
+        "- machine not recorded, [raw](raw/old.json).",
+        "- machine not recorded, [raw](raw/new.json).",
+        "<!-- end -->",
+    ]  # fmt: skip
+
+
+def test_a_table_of_cells_has_several_columns_that_name_a_row(
+    result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = """
+    raw = "new"
+    rows = "rows/*"
+    corner = ["net", "batch"]
+    cells = [["net", "batch"], "link", "s", ""]
+    """
+    rows = [
+        {"net": "a", "batch": 8, "link": "full", "s": 0.5},
+        {"net": "a", "batch": 16, "link": "slow", "s": 0.25},
+    ]
+    monkeypatch.setattr(result_tables, "raw", {"new": {"rows": rows}}.__getitem__)
+    monkeypatch.setattr(result_tables, "declared", lambda: {"t": tomllib.loads(spec)})
+    assert result_tables.table("t").splitlines() == [
+        "| net | batch | full | slow |", "| --- | --- | --- | --- |",
+        "| a | 8 | 0.500 | – |", "| a | 16 | – | 0.250 |",
+    ]  # fmt: skip
 
 
 def test_values_of_a_paper_are_beside_those_of_its_rows(
@@ -159,20 +212,28 @@ def test_a_mark_says_whether_only_first_steps_were_compared(
 
 
 @pytest.mark.parametrize(
-    ("host", "named"),
-    [
-        ({"cpu_model": "AMD EPYC", "cores": 2}, ""),
-        ({"cpu_model": "AMD EPYC", "cores": 64}, "AMD EPYC, 64 cores, "),
-    ],
-)
-def test_a_table_of_another_machine_names_it(
-    result_tables: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    host: dict[str, object],
-    named: str,
+    ("next_step_s", "expected"), [(0.5, 4.0), (None, None)]
+)  # None: the next failure came too early
+def test_a_failure_stops_a_training_for_the_sum_of_its_parts(
+    result_tables: ModuleType, next_step_s: float | None, expected: float | None
 ) -> None:
+    recovery = {"detect_s": 1.0, "restart_s": 2.0, "restore_s": 0.5, "next_step_s": next_step_s}
+    assert result_tables.at(recovery, "(stop)") == expected
+
+
+def test_derived_values_of_rows(result_tables: ModuleType) -> None:
+    point = {"one_host_s": 1.0, "measured_s": {"median": 4.0}}
+    assert result_tables.at(point, "(speedup of hosts)") == 0.25
+    row = {"speedup": {"low": 1.0, "median": 1.5, "high": 2.0}, "equivalent": False}
+    assert result_tables.at(row, "(marked speedup)") == "1.50 (1–2) ✗"
+
+
+def test_a_table_names_its_machine(
+    result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = {"cpu_model": "AMD EPYC", "cores": 2}
     monkeypatch.setattr(result_tables, "raw", {"new": {"date": "today", "host": host}}.__getitem__)
-    assert result_tables.provenance("new") == f"today, {named}[raw](raw/new.json)."
+    assert result_tables.provenance("new") == "today, AMD EPYC, 2 cores, [raw](raw/new.json)."
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Real disturbances of docs/results/causes.md: the present rules, applied to recorded means."""
+"""Real disturbances of docs/results/raw: the present rules, applied to recorded means."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from paceline.plan.trials.trial import Trial
 
 # Standard deviation of what the terms do not describe, on several nodes. Calibrated so that the
 # intervals contain 90 % of the points of two workloads of python/benchmarks/predictions.py, and
-# tested with the points of another one. The points of docs/results/predictions.md need 0.021.
+# tested with the points of another one (docs/results/raw/prediction_intervals.json).
 MODEL_ERROR = 0.05
 _BOUNDS = ((1 - CONFIDENCE) / 2, 0.5, (1 + CONFIDENCE) / 2)
 
