@@ -16,9 +16,6 @@ the measured repeats, without replacement:
 - gate: the same for one configuration alone, as with one script, by configuration; slower: the gate
   fails after the later draw was made 10 % slower.
 - found: the same pairs, after one side was made faster.
-
-With --normal the measured noise is replaced by normal noise of the same size, of each configuration
-and of what all share in a repeat: what the rules do, beside what the noise of the machine does.
 """
 
 from __future__ import annotations
@@ -56,7 +53,6 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=400)
     parser.add_argument("--repeats", type=int, nargs="+", default=[2, 3, 5, 10])
     parser.add_argument("--difference", type=float, default=0.05, help="that `found` is about")
-    parser.add_argument("--normal", action="store_true", help="noise of the same size instead")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logs = log_speeds(options.source)
@@ -67,8 +63,6 @@ def main() -> None:
             f"{options.source}: expected {2 * max(options.repeats)} repeats that every "
             f"configuration finished, got {table.shape[1]}; give fewer --repeats, or measure more"
         )
-    if options.normal:
-        table = normal_like(table, np.random.default_rng(options.seed))
     results = {str(count): resample(table, count, options) for count in options.repeats}
     print("repeats  pairs  family  two runs  gate  found")
     for count, each in results.items():
@@ -101,16 +95,6 @@ def log_speeds(source: Path) -> dict[str, list[float]]:
         name: [found[r].log_rate if r in found else math.nan for r in every]
         for name, found in rates.items()
     }
-
-
-def normal_like(logs: Values, random: np.random.Generator) -> Values:
-    """Return normal values with the means and spreads of the measured ones."""
-    means = logs.mean(axis=1, keepdims=True)
-    shared = (logs - means).mean(axis=0)
-    own = (logs - means - shared).std(axis=1, keepdims=True)
-    noise = random.normal(0, shared.std(), shared.shape) + own * random.standard_normal(logs.shape)
-    found: Values = means + noise
-    return found
 
 
 def resample(logs: Values, repeats: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paceline.base.host.machine import machine_facts, package_versions
-from paceline.base.host.processes import die_with_parent
 from paceline.base.host.programs import repository_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _ABSOLUTE_FOLDER = re.compile(r"(?<![^=:,])/(?:[^\s/]+/)*")  # at the beginning of a word or value
 
@@ -96,20 +93,3 @@ def shown(name: str, interval: Mapping[str, float], unit: str = "") -> None:
         f"{name:<58} {interval['median']:8.3f} [{interval['low']:.3f}, {interval['high']:.3f}] "
         f"{unit}"
     )
-
-
-def forked(work: Callable[[], None]) -> int:
-    """Do the work in a fork, which ends with this process; return its process id."""
-    parent = os.getpid()
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        die_with_parent(parent)
-        work()
-        code = 0
-    except BaseException:  # noqa: BLE001  (a fork must not return into the parent's code)
-        traceback.print_exc()
-    finally:
-        os._exit(code)

@@ -34,41 +34,6 @@ def titled(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", weight="bold")
 
 
-def transports(axes: Axes) -> None:
-    """Draw the training speed of each configuration, a bar to the median and a dot per repeat."""
-    rates = {
-        name: values
-        for name, values in raw("transports")["samples_per_s"].items()
-        if name not in ("paceline nothing", "paceline only meeting")
-    }
-    ordered = sorted(rates, key=lambda name: statistics.median(rates[name]))
-    for place, name in enumerate(ordered):
-        colour = BLUE if name.startswith("paceline") else GREY
-        axes.barh(place, statistics.median(rates[name]), color=colour)
-        axes.plot(rates[name], [place] * len(rates[name]), ".", color="#222", markersize=4)
-    axes.set_yticks(range(len(ordered)), ordered)
-    axes.set_xlabel("images/s")
-    titled(axes, "AlexNet, two ranks on one host")
-
-
-def causes(axes: Axes) -> None:
-    """Draw the share that the right cause got for each disturbance, where one was named."""
-    cases = [
-        case
-        for name in ("seeded_causes", "seeded_causes_links")
-        for case in raw(name)["raw"]
-        if case.get("named")
-    ]
-    names = sorted({name for case in cases for name in case["shares"]}, reverse=True)
-    points = [(share, names.index(n)) for case in cases for n, share in case["shares"].items()]
-    axes.axvline(1, color=DARK, linewidth=1, linestyle="--")
-    axes.plot(*zip(*points, strict=True), "o", color=BLUE, alpha=0.7)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlim(0, 1.3)
-    axes.set_xlabel("share of the difference that the right cause got (truth: 1)")
-    titled(axes, "Seeded disturbances")
-
-
 def predictions(axes: Axes) -> None:
     """Draw the error of each predicted step over the measured step."""
     colours = {"predictions": BLUE, "predictions_sleeping": GREY, "predictions_new": ORANGE}
@@ -116,70 +81,6 @@ def crossover(axes: Axes) -> None:
     axes.grid(axis="y", alpha=0.3)
     axes.legend(frameon=False, title="samples")
     titled(axes, "A layer of 4096 × 4096: below a line, factors are faster")
-
-
-def two_hosts(axes: Axes) -> None:
-    """Draw a pair of bars for each link speed, with 95 % intervals, under mpirun with MPI."""
-    runs = {run["speed"]: run["rows"] for run in raw("lab_factors")["runs"]}
-    links = {"full": "full speed", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
-    ways = {
-        "never": ("all gradients are sent (228 MB a step)", GREY),
-        "auto": ("factors of linear layers, other gradients (13 MB), the default", BLUE),
-    }
-    for offset, (factors, (label, colour)) in zip((-0.2, 0.2), ways.items(), strict=True):
-        for index, speed in enumerate(links):
-            found = next(
-                row["speedup"]
-                for row in runs[speed]
-                if (row["launcher"], row["transport"]) == ("mpi", "mpi")
-                and row["options"]["sufficient_factors"] == factors
-            )
-            error = [[found["median"] - found["low"]], [found["high"] - found["median"]]]
-            axes.bar(
-                index + offset, found["median"], 0.38, color=colour, yerr=error, capsize=3,
-                label=label if index == 0 else None,
-            )  # fmt: skip
-            axes.annotate(
-                f"{found['median']:.2f}×",
-                (index + offset, found["high"] + 0.04),
-                ha="center",
-                weight="bold",
-                color=GREEN if found["low"] > 1 else RED if found["high"] < 1 else DARK,
-            )
-    axes.axhline(1, color=DARK, linewidth=1, linestyle="--")
-    axes.set_xticks(range(len(links)), list(links.values()))
-    axes.set_xlabel("link between the hosts")
-    axes.set_ylabel("speedup over one host")
-    axes.set_ylim(0, 2.6)
-    axes.legend(frameon=False, loc="upper right")
-    titled(axes, "AlexNet 224×224 on two hosts, slower of two processors")
-
-
-def within_a_node(panels: Any) -> None:
-    """Draw a panel for each network, with a bar and its 95 % interval for each launcher."""
-    strategies = ("processes", "threads", "intraop", "hybrid", "pipeline", "sequential")
-    networks = {"simple-big": "AlexNet", "complex-small": "VGG16"}
-    rows = raw("lerat2022")["rows"]
-    speedups = {(r["workload"], r["local_strategy"], r["launcher"]): r["speedup"] for r in rows}
-    for axes, (workload, name) in zip(panels, networks.items(), strict=True):
-        for place, (launcher, colour) in enumerate(
-            {"local": BLUE, "mpi": GREY, "spark": ORANGE}.items()
-        ):
-            found = [speedups[workload, strategy, launcher] for strategy in strategies]
-            middle = [each["median"] for each in found]
-            errors = [
-                [each["median"] - each["low"] for each in found],
-                [each["high"] - each["median"] for each in found],
-            ]
-            positions = [index + 0.27 * (place - 1) for index in range(len(found))]
-            axes.bar(
-                positions, middle, 0.25, yerr=errors, color=colour, label=launcher, capsize=1.5
-            )
-        axes.axhline(1, color=DARK, linewidth=1, linestyle="--")
-        axes.set_xticks(range(len(strategies)), strategies, rotation=20)
-        titled(axes, name)
-    panels[0].set_ylabel("speedup over one core")
-    panels[1].legend(frameon=False, loc="upper right", fontsize="small", borderaxespad=0)
 
 
 def workload_curves(panels: Any) -> None:
@@ -265,10 +166,8 @@ def dashboard(name: str) -> Any:
 
 # By the name of the picture: what draws it, its size in inches, and its panels.
 FIGURES: dict[str, tuple[Any, tuple[float, float], dict[str, Any]]] = {
-    **{draw.__name__: (draw, (8, 3.4), {}) for draw in (transports, causes, predictions)},
+    "predictions": (predictions, (8, 3.4), {}),
     "crossover": (crossover, (8, 4.2), {}),
-    "two-hosts": (two_hosts, (8, 3.6), {}),
-    "within-a-node": (within_a_node, (9, 3.4), {"ncols": 2, "sharey": True}),
     "seeds": (seeds, (8, 3.4), {"ncols": 2, "sharey": True}),
     "workload-curves": (workload_curves, (8, 4.6), {"nrows": 2, "ncols": 3}),
     "dashboard-compare": (dashboard("compare"), (13, 5), {"nrows": 2, "ncols": 3}),
