@@ -40,6 +40,7 @@ TINY_VGG = f"{Path(__file__).resolve().parents[2] / 'support' / 'models.py'}:Tin
 
 # A peer gives up after 20 s and ends all ranks; before that, a rank that hangs says where.
 _HANGS_S = 15.0
+_DISK_S = 60.0  # to make a file durable on a disk that has gigabytes of others to write
 STEPS, SAVED_AFTER = 7, 5
 SAVED, GIVEN = ("bf16", "channels_last"), ("channels_last",)
 CASES: dict[str, dict[str, Any]] = {
@@ -52,12 +53,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def save(strategy: Any, folder: Path, context: Any, trial: Any, everyone: Any) -> None:
+def save(strategy: Any, folder: Path, context: Any, trial: Any, peers: Any) -> None:
     if strategy.pauses_for_checkpoints:
         strategy.settle()
     state = strategy.rank_state()
     if strategy.pauses_for_checkpoints:
-        everyone.barrier(20.0)  # no rank changes what another one still copies
+        peers.world("copied").barrier(20.0)  # no rank changes what another one still copies
     position = Position(
         steps=SAVED_AFTER, task_sha256="", replicas=1 if trial.round_steps == 1 else 2
     )
@@ -67,6 +68,8 @@ def save(strategy: Any, folder: Path, context: Any, trial: Any, everyone: Any) -
         context.world_size,
         lambda file: list(write_state(file, state, position)),
     )
+    # In the next step they wait for each other no longer than a collective may take.
+    peers.world("written").barrier(_DISK_S)
 
 
 def opened(folder: Path) -> StateFiles:
@@ -131,7 +134,7 @@ def train(
                     left[f"gradient{number}/{name}"] = gradient.contiguous().clone()
         strategy.step()
         if number + 1 == SAVED_AFTER and saved_in is not None:
-            save(strategy, saved_in, context, trial, peers.world("copied"))
+            save(strategy, saved_in, context, trial, peers)
     weights = strategy.state_dict()
     left |= {f"weights/{name}": t.contiguous().clone() for name, t in weights.items()}
     left["losses"] = torch.tensor(losses)
