@@ -6,6 +6,10 @@ and whether the difference is more than noise, `paceline compare` says.
 
 from __future__ import annotations
 
+from typing import Any
+
+from grafana_foundation_sdk.builders import bargauge
+
 from monitoring.dashboards.panels import (
     ORANGE,
     RED,
@@ -178,6 +182,13 @@ _LAUNCHERS = Row(
     ),
 )
 
+
+def _by_strategy(name: str, text: str, per_trial: str, **options: Any) -> bargauge.Panel:
+    """Draw the mean of a trace over the trials of each local strategy."""
+    query = Query(_by("local_strategy", per_trial), "{{local_strategy}}")
+    return bars(f"{name} by local strategy", text, query, height=9, **options)
+
+
 _STRATEGIES = Row(
     title="By local strategy",
     panels=(
@@ -195,37 +206,33 @@ _STRATEGIES = Row(
             height=9,
             decimals=2,
         ),
-        bars(
-            "CPU idle by local strategy",
+        _by_strategy(
+            "CPU idle",
             "Share of the hosts' CPU time in which nothing ran.",
-            Query(_by("local_strategy", _IDLE), "{{local_strategy}}"),
+            _IDLE,
             steps=((0.3, ORANGE), (0.6, RED)),
             width=12,
-            height=9,
             share=True,
         ),
-        bars(
-            "IOWait by local strategy",
+        _by_strategy(
+            "IOWait",
             "Share of the hosts' CPU time that idled while I/O was pending.",
-            Query(_by("local_strategy", _IOWAIT), "{{local_strategy}}"),
+            _IOWAIT,
             steps=((0.2, RED),),
-            height=9,
             share=True,
         ),
-        bars(
-            "RAM by local strategy",
+        _by_strategy(
+            "RAM",
             "Share of the hosts' memory that is not available without swapping.",
-            Query(_by("local_strategy", _RAM), "{{local_strategy}}"),
+            _RAM,
             steps=((0.9, RED),),
-            height=9,
             share=True,
         ),
-        bars(
-            "Threads by local strategy",
+        _by_strategy(
+            "Threads",
             "Threads of all processes of the trial on all hosts.",
-            Query(_by("local_strategy", _THREADS), "{{local_strategy}}"),
+            _THREADS,
             unit="short",
-            height=9,
             decimals=0,
         ),
     ),
