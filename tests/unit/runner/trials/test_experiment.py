@@ -186,6 +186,15 @@ def test_changed_spec_is_resumed_with_the_same_changes_only(made_up: MadeUp) -> 
         made_up.run(resume=True)
 
 
+def test_only_the_data_sets_of_selected_trials_are_made(
+    made_up: MadeUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(experiment, "make_datasets", lambda *given: made.append(given[2]))
+    made_up.run(changes=['workloads=[{name="tiny"}, {name="cifar-cnn"}]', 'only=["tiny.*"]'])
+    assert made == [{"tiny"}]
+
+
 def test_first_failure_ends_the_run_if_the_user_wants_that(made_up: MadeUp) -> None:
     made_up.faults = {"tiny": ExitCode.TIMED_OUT}
     made_up.status = "timed_out"

@@ -53,7 +53,7 @@ from paceline.runner.trials.planning import (
     known_samples,
     make_datasets,
     manifest_of,
-    planned_trials,
+    plan,
 )
 from paceline.runner.trials.preview import preflight, preview_run, warn_of_small_disk
 from paceline.runner.trials.run_trial import failure_of, failure_of_all, is_finished, run_followed
@@ -89,7 +89,8 @@ def run(
     if resume and not changed_script:
         check_code(files)
     with made_run_dir(run_dir):
-        planned = planned_trials(spec, make_datasets(spec.experiment, progress))
+        planned = plan(spec)
+        make_datasets(spec.experiment, progress, {t.training.entry_name for t in planned.trials})
         if before is not None and before.trials != planned.experiment.trials:
             check_added(files, planned.trials, planned.left_out)
         preview = preview_run(planned, run_dir.parent)

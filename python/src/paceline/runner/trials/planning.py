@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -103,14 +103,18 @@ def planned_trials(spec: Spec, datasets: dict[str, str], cores: int | None = Non
     )
 
 
-def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
+def make_datasets(
+    experiment: Experiment, progress: Progress, only: Container[str] | None = None
+) -> dict[str, str]:
     """Return the data set of each workload by its name; synthesise the missing ones.
 
-    Raises UsageError if one lacks a field of its task, EnvironmentLacks if one is missing or cannot
+    only: names of the workloads whose data sets are needed; None means all. Raises UsageError if one lacks a field of its task, EnvironmentLacks if one is missing or cannot
     be reached, DataError if one is damaged.
     """
     datasets: dict[str, str] = {}
     for workload in with_dataset(experiment):
+        if only is not None and workload.name not in only:
+            continue
         if workload.data is not None:
             path = absolute_name(workload.data)
             _check_data(path, workload)
