@@ -203,9 +203,10 @@ class _ScriptRank:
 
     def _refuse_updates(self) -> None:
         raise UsageError(
-            f"script {self._script.path}: expected steps of an optimiser of torch.optim, but it "
-            "changes its weights itself, and nothing tells where a step ends; let an optimiser "
-            "make its updates, such as torch.optim.SGD"
+            f"script {self._script.path}: expected steps of an optimiser of torch.optim on each "
+            f"rank, but the weights of rank {self._context.rank} change without one, by hand or as "
+            "another rank sends them, so nothing tells where its steps end; let an optimiser on "
+            "each rank make the updates, such as torch.optim.SGD"
         )
 
     def _check_group(self) -> None:
