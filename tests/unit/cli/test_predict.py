@@ -11,7 +11,7 @@ import pytest
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.predict.prediction import ShareMeasurement
-from paceline.base.errors import ExitCode
+from paceline.base.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.base.host.own_runs import remember_run
 from paceline.cli import main
 from paceline.cli.predict import node_numbers
@@ -97,6 +97,25 @@ def test_measure_says_how_long_it_takes_and_then_answers(
     assert "--measure" not in shown.out
     assert main([*words, "--measure"]) == 0  # nothing is left to measure
     assert measured == [4]
+
+
+def test_what_could_be_measured_is_predicted_although_a_trial_failed(
+    run_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_share(files: RunFiles, wanted: ShareMeasurement, _: Any) -> PacelineError:
+        case = fabricate.Case(global_batch=wanted.global_batch)
+        ways = [fabricate.SEQUENTIAL, fabricate.MPI_GLOO]
+        fabricate.make_run(files.shares / "b", ways, cases=[case], repeats=3, jitter=0.01)
+        return EnvironmentLacks("trial x: too few rounds of slices")
+
+    monkeypatch.setattr("paceline.cli.predict.run_share", run_share)
+    monkeypatch.setattr("paceline.cli.predict.check_machine", lambda *_: None)
+    remember_run(run_dir)
+    words = ["predict", str(run_dir), "--nodes", "2", "--link", "1gbit", "--measure"]
+    assert main(words) == EnvironmentLacks.exit_code
+    shown = capsys.readouterr()
+    assert "Predicted, not measured" in " ".join(shown.out.split())
+    assert "too few rounds of slices" in shown.err
 
 
 @pytest.mark.parametrize(

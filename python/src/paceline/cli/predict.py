@@ -18,7 +18,7 @@ from paceline.analysis.predict.prediction import (
     ShareMeasurement,
 )
 from paceline.analysis.trial.reading import TrialRecord, load_manifest
-from paceline.base.errors import NotComparable
+from paceline.base.errors import NotComparable, PacelineError
 from paceline.base.host.own_runs import THE_SPEC, check_own_run
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
@@ -131,14 +131,17 @@ def command(
     """
     if measure and not trust_run:
         check_own_run(run_dirs[0], THE_SPEC)
+    failures: list[PacelineError] = []
     if measure and (shares := unmeasured_shares(_trials(run_dirs), request)):
-        _measure(run_dirs[0], shares)
+        failures = _measure(run_dirs[0], shares)
     found = predict(_trials(run_dirs), request)
     if as_json:
         print_json({"confidence": CONFIDENCE, **fields_of(found)})
     elif found.predictions:
         console = plain_console()
         console.print(predictions_view(found, console.width))
+    if failures:  # the others could be measured, and what follows from them is printed
+        raise failures[0]
     if not found.predictions:
         refused = refusal_sentences(found.refusals, names_workload=len(found.load) > 1)
         reasons = "".join(f"\n  - {sentence}" for sentence in refused)
@@ -150,8 +153,11 @@ def _trials(run_dirs: Sequence[Path]) -> list[TrialRecord]:
     return finished_trials([RunData(path) for path in run_dirs])
 
 
-def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> None:
-    """Run short trials of the first run's configurations; say before how long they take."""
+def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> list[PacelineError]:
+    """Run short trials of the first run's configurations; say before how long they take.
+
+    Return the errors of trials that failed.
+    """
     run = RunData(run_dir)
     check_machine(load_manifest(run.files), run_dir)
     trials_s = {
@@ -173,5 +179,5 @@ def _measure(run_dir: Path, unmeasured: Sequence[ShareMeasurement]) -> None:
         f"{duration(most_s)}, if each takes as long as a trial of the run"
     )
     with continued_by(repeated_command, run.files.manifest), ConsoleProgress() as progress:
-        for each in unmeasured:
-            run_share(run.files, each, progress)
+        errors = [run_share(run.files, each, progress) for each in unmeasured]
+    return [error for error in errors if error is not None]

@@ -25,7 +25,7 @@ from paceline.analysis.predict.prediction import ShareMeasurement
 from paceline.analysis.statistics.intervals import FIRST_LOOK, levels
 from paceline.analysis.statistics.rates import RepeatRate, RunRates
 from paceline.analysis.trial.reading import load_manifest, load_trial
-from paceline.base.errors import PacelineWarning, UsageError
+from paceline.base.errors import PacelineError, PacelineWarning, UsageError
 from paceline.base.host.own_runs import remember_run
 from paceline.measure.records.documents import LookRecord, Stopping, set_aside, write_stopping
 from paceline.measure.records.files import document, read_json, write_json
@@ -247,11 +247,13 @@ _SHARE_STEPS, _SHARE_WARMUP = 15, 3
 _LEFT_OUT = ("max_repeats", "tie_margin", "tune", "checkpoint", "failures", "restarts", "baseline")
 
 
-def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Progress) -> None:
+def run_share(
+    files: RunFiles, wanted: ShareMeasurement, progress: Progress
+) -> PacelineError | None:
     """Run short trials of configurations on one node with the batch of a node's share.
 
     They are a run of their own below the run directory. One that was interrupted is continued.
-    Raises the errors of `paceline.runner.trials.run`, and RankFailed or TimedOut if a trial fails.
+    Return the error of trials that failed. Raises the errors of `paceline.runner.trials.run`.
     """
     checksum = zlib.crc32(" ".join(wanted.configurations).encode())
     folder = files.shares / f"{wanted.workload}-b{wanted.global_batch}-{checksum:08x}"
@@ -270,8 +272,7 @@ def run_share(files: RunFiles, wanted: ShareMeasurement, progress: Progress) -> 
     failed = run(
         spec, folder, resume=RunFiles(folder).manifest.exists(), progress=progress, keep_going=True
     )
-    if failed:
-        raise failure_of_all(failed, RunFiles(folder))
+    return failure_of_all(failed, RunFiles(folder)) if failed else None
 
 
 def _share_spec(text: str, wanted: ShareMeasurement) -> Spec:
