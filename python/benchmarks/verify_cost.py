@@ -1,83 +1,97 @@
-"""Time that `paceline verify` needs, relative to the plain run of the same script, interleaved.
+"""Time and memory that `paceline verify` takes, against the same script under torchrun alone.
 
-    python verify_cost.py --out results/raw/verify_cost.json [--repeats 5] [--steps 16]
+    python verify_cost.py --out results/raw/verify_cost.json [--repeats 5] [--steps 12]
 
-examples/scripts/ddp.py with a small and a large network: in one process, on two one-thread ranks
-under torchrun, and under `paceline verify` with as many steps. Times are of whole commands, the
-start of Python and the imports included. The plain run of a ratio is that of two ranks.
+verified_training.py with three networks on two one-thread ranks over Gloo, interleaved. It notes
+itself when each step ended, so a step has all that Paceline does in it. `verify` records the first
+four steps; the first one is left out, since it also prepares the exchange. A later step only counts
+its rows. Seconds are those of the whole command, which also trains in one process.
 """
 
 from __future__ import annotations
 
+import json
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from common import documented_parser, paired_ratio, shown, write_results
 from mpi_job import environment
+from verified_training import NETWORKS
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples/scripts/ddp.py"
-WIDTHS = (512, 4096)  # 0.3 and 17 million parameters
-BATCH = 64
+SCRIPT = Path(__file__).with_name("verified_training.py")
+RANKS, RECORDED = 2, 4
 _LIMIT_S = 600.0
-_TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+_TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+_WAYS = {
+    "torchrun": [*_TORCHRUN, "--nproc-per-node", str(RANKS)],
+    "verify": [sys.executable, "-m", "paceline.cli", "verify", "-q", "--steps", str(RECORDED)],
+}
 
 
-def commands(width: int, steps: int, folder: Path) -> dict[str, list[str]]:
-    """Return the command of each way."""
-    sizes = ["--width", str(width), "--samples", str(BATCH * steps), "--epochs", "1"]
-    script = [str(SCRIPT), *sizes, "--batch", str(BATCH)]
-    verify = ["verify", "-q", "--steps", str(steps), "--out", str(folder)]
-    return {
-        "one process": [*_TORCHRUN, "1", *script],
-        "two ranks": [*_TORCHRUN, "2", *script],
-        "verify": [sys.executable, "-m", "paceline.cli", *verify, *script],
-    }
-
-
-def seconds(command: list[str]) -> float:
-    """Run a command to its end. Raises if it fails or takes too long."""
+def measured(way: str, network: str, steps: int, folder: Path) -> dict[str, float]:
+    """Run the script once; return what its ranks have noted. Raises if the command fails."""
+    folder.mkdir(parents=True)
+    words = [str(SCRIPT), network, "--steps", str(steps), "--out", str(folder)]
+    run = ["--out", str(folder / "run")] if way == "verify" else []
     began_s = time.monotonic()
     subprocess.run(
-        command,
+        [*_WAYS[way], *run, *words],
         env=environment(GLOO_SOCKET_IFNAME="lo"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         timeout=_LIMIT_S,
         check=True,
     )
-    return time.monotonic() - began_s
+    seconds = time.monotonic() - began_s
+    rows = [_rows(folder / f"{RANKS}.{rank}.jsonl") for rank in range(RANKS)]
+    ends_s = [max(row["ended_unix_s"] for row in step) for step in zip(*rows, strict=True)]
+    steps_s = [end - start for start, end in zip(ends_s, ends_s[1:], strict=False)]
+    return {
+        "seconds": seconds,
+        "recorded_step_s": statistics.median(steps_s[: RECORDED - 1]),
+        "later_step_s": statistics.median(steps_s[RECORDED:]),
+        "rss_peak_bytes": max(row["rss_peak_bytes"] for step in rows for row in step),
+    }
 
 
-def measured(width: int, steps: int, repeats: int) -> dict[str, list[float]]:
-    """Return the seconds of each way, by repeat, in an order drawn anew for each."""
+def _rows(file: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def compared(network: str, steps: int, repeats: int) -> dict[str, Any]:
+    """Return the values of both ways by repeat, in an order drawn anew for each, and ratios."""
     order = random.Random(1)  # noqa: S311
-    found: dict[str, list[float]] = {}
+    raw: dict[str, list[dict[str, float]]] = {way: [] for way in _WAYS}
     with tempfile.TemporaryDirectory(prefix="verify-cost-") as folder:
         for repeat in range(repeats):
-            ways = list(commands(width, steps, Path(folder) / str(repeat)).items())
-            for name, command in order.sample(ways, len(ways)):
-                found.setdefault(name, []).append(seconds(command))
-                print(f"{repeat} {name} {width}: {found[name][-1]:.1f} s", file=sys.stderr)
-    return found
+            for way in order.sample(list(_WAYS), len(_WAYS)):
+                found = measured(way, network, steps, Path(folder) / f"{way}-{repeat}")
+                raw[way].append(found)
+                print(f"{repeat} {network} {way}: {found}", file=sys.stderr)
+    ratios = {}
+    for name in ("recorded_step_s", "later_step_s", "rss_peak_bytes"):
+        ours, theirs = ([run[name] for run in raw[way]] for way in ("verify", "torchrun"))
+        ratios[name] = paired_ratio(ours, theirs)
+        shown(f"{network}, {name}, verify over torchrun", ratios[name], "x")
+    seconds = {way: [run["seconds"] for run in runs] for way, runs in raw.items()}
+    return {"network": network, "steps": steps, "ratio": ratios, "seconds": seconds, "raw": raw}
 
 
 def main() -> None:
     parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--only", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     arguments = parser.parse_args()
-    results = []
-    for width in WIDTHS:
-        raw = measured(width, arguments.steps, arguments.repeats)
-        ratio = paired_ratio(raw["verify"], raw["two ranks"])
-        shown(f"verify over two plain ranks, width {width}", ratio, "x")
-        results.append({"width": width, "steps": arguments.steps, "ratio": ratio, "seconds": raw})
-    write_results(arguments.out, "verify_cost", {"networks": results})
+    rows = [compared(each, arguments.steps, arguments.repeats) for each in arguments.only]
+    write_results(arguments.out, "verify_cost", {"networks": rows})
 
 
 if __name__ == "__main__":
