@@ -93,6 +93,13 @@ def test_another_training_has_a_speed_but_no_efficiency(tmp_path: Path) -> None:
     assert two.samples_per_s is not None
 
 
+def test_training_that_is_lossy_on_purpose_has_an_efficiency(tmp_path: Path) -> None:
+    (found,) = compared(tmp_path, scaled_way(batch_norm="per-replica")).weak_scaling
+    two = found.points[1]
+    assert two.equivalent is None
+    assert two.efficiency.estimate == pytest.approx(STEP_S / (STEP_S + 0.03), rel=0.01)
+
+
 def test_launchers_are_scalings_of_their_own(tmp_path: Path) -> None:
     spark = scaled_way(launcher="spark")
     found = compared(tmp_path, scaled_way(), scaled_way(ranks=4), spark).weak_scaling

@@ -298,10 +298,13 @@ class Row:
         """
         if self.goal.target is None:
             return self.has_comparable_speed
-        is_fair = self.has_comparable_speed or (
-            self.equivalence.is_lossy and self.equivalence.equivalent is None
-        )
+        is_fair = self.has_comparable_speed or self.is_lossy_on_purpose
         return is_fair and self.goal.time_to_target_s is not None
+
+    @property
+    def is_lossy_on_purpose(self) -> bool:
+        """Tell whether it is lossy, and nothing else was found wrong."""
+        return self.equivalence.is_lossy and self.equivalence.equivalent is None
 
     @property
     def is_unchecked_script(self) -> bool:

@@ -26,8 +26,8 @@ _SAME = Interval(estimate=1.0, low=1.0, high=1.0)
 class ScalingPoint:
     """A strategy with a number of replicas.
 
-    throughput, efficiency: None if the training is not equivalent to its baseline, or if there is
-    nothing with one replica.
+    throughput, efficiency: None if the training is not equivalent to its baseline, unless it is
+    lossy on purpose, or if there is nothing with one replica.
     """
 
     configuration: str
@@ -160,7 +160,8 @@ class _ScaledWorkload:
 
     def _point(self, row: Row, one: Row | None) -> ScalingPoint:
         name, throughput, efficiency = row.configuration, None, None
-        if one is not None and row.has_comparable_speed:
+        is_known = row.speed.step_s is not None
+        if one is not None and (row.has_comparable_speed or (is_known and row.is_lossy_on_purpose)):
             is_one = row is one
             throughput = _SAME if is_one else self._speeds.ratio(name, one.configuration)
             efficiency = _SAME if is_one else self._steps.ratio(name, one.configuration)

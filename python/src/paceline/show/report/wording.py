@@ -274,7 +274,7 @@ def arithmetic_words(comparison: Comparison, found: LocalGlobal) -> str:
 def mark_of(row: Row) -> str:
     """Mark a row: ✓ equivalent, ✓¹ its first steps are, (✓) its ranks agree, ✗ not, ~ lossy on
     purpose, ? not decided."""
-    if row.equivalence.is_lossy and row.equivalence.equivalent is None:
+    if row.is_lossy_on_purpose:
         return "~"
     if row.equivalence.equivalent is True and row.equivalence.equivalence_grade == "start":
         return _FIRST_STEPS
