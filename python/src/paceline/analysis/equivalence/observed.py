@@ -345,14 +345,14 @@ class _Judgement:
 
     def _drift(self, step: int, own: Sequence[Update]) -> LayoutFinding | None:
         """Find a replica whose parameters differ from another's."""
-        first: dict[str, tuple[int, str]] = {}
+        first: dict[str, tuple[int, int]] = {}
         moved = {each.name for update in own for each in update.change}
         for rank, update in enumerate(own):
             for each in update.weights:
-                if each.sha256 is None or each.name not in moved:
+                if each.crc32 is None or each.name not in moved:
                     continue
-                where, sha256 = first.setdefault(each.name, (rank, each.sha256))
-                if sha256 != each.sha256:
+                where, crc32 = first.setdefault(each.name, (rank, each.crc32))
+                if crc32 != each.crc32:
                     return LayoutFinding(
                         passed=False,
                         kind="replicas",
@@ -496,5 +496,5 @@ def _is_multiple(tensor: ComparedTensor) -> bool:
 
 
 def _equal_on_ranks(own: Sequence[Update], name: str) -> bool:
-    found = {each.sha256 for update in own for each in update.gradient if each.name == name}
+    found = {each.crc32 for update in own for each in update.gradient if each.name == name}
     return len(found) <= 1

@@ -224,7 +224,7 @@ class ComparedTensor:
     # the factor by which the reference's tensor describes this one best (least squares); None where
     # the reference is zero
     factor: float | None = None
-    sha256: str | None = None  # None: ranks are not compared by it, or have parts of the tensor
+    crc32: int | None = None  # None: ranks are not compared by it, or have parts of the tensor
     # of a change: the part of the difference at elements whose gradient is nothing but roundings
     noise_l2: float = 0.0
 

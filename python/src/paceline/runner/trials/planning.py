@@ -108,8 +108,9 @@ def make_datasets(
 ) -> dict[str, str]:
     """Return the data set of each workload by its name; synthesise the missing ones.
 
-    only: names of the workloads whose data sets are needed; None means all. Raises UsageError if one lacks a field of its task, EnvironmentLacks if one is missing or cannot
-    be reached, DataError if one is damaged.
+    only: names of the workloads whose data sets are needed; None means all. Raises UsageError if
+    one lacks a field of its task, EnvironmentLacks if one is missing or cannot be reached,
+    DataError if one is damaged.
     """
     datasets: dict[str, str] = {}
     for workload in with_dataset(experiment):

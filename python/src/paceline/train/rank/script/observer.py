@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,7 @@ from paceline.train.rank.script.phases import (
 )
 from paceline.train.rank.script.resume_state import generators
 from paceline.train.rank.script.tensors import crc32_of, gradient_of, whole, whole_of
-from paceline.train.training.tensors import save_tensors, sha256_of
+from paceline.train.training.tensors import save_tensors
 
 # Relative change of the outputs of a first module: 16 units of roundoff of fp32, and one of the
 # types with less precision.
@@ -62,8 +62,7 @@ _LOW_PRECISION = {torch.bfloat16, torch.float16}
 _NOISE, _NOISE_LOW_PRECISION = 2.0**-16, 2.0**-6
 # Of the inputs of a step.
 _KEPT_ROWS, _KEPT_NUMBERS = 256, 16
-# Elements that are compared at once: their copies in float64 stay in a core's cache, which makes
-# the comparison of 17 million elements nine times as fast as with whole copies.
+# Elements that are compared at once: what is computed of them stays in a core's cache.
 _PART = 2**16
 
 
@@ -92,7 +91,8 @@ class Observer:
         self._optimizers: list[Optimizer] = []
         self._steps: list[int] = []  # of each optimiser
         self._before: dict[str, Tensor] = {}  # weights before the step that is under way
-        self._gradient: dict[str, Tensor] | None = None
+        self._gradient: list[ComparedTensor] | None = None  # of the step that is under way
+        self._rounding: dict[str, Tensor] = {}  # elements of it that are nothing but roundings
         self._batch: list[str] | None = None  # checksums of the samples of the last batch
         self._samples: list[str] = []  # of all batches since the last step
         self._calling: list[nn.Module] = []  # modules whose forward pass is under way
@@ -253,8 +253,9 @@ class Observer:
             self._found.initial += self._compared(f"initial-{number}", weights, hashed=False)
         self._begin = self._moved_before(number, weights)
         self._before = {name: tensor.clone() for name, tensor in weights.items()}
-        closure = has_closure(arguments, named)
-        self._gradient = None if closure else self._gradients(optimizer)
+        self._gradient = None
+        if not has_closure(arguments, named):
+            self._compare_gradients(optimizer, number)
 
     def _moved_before(self, number: int, weights: Mapping[str, Tensor]) -> list[ComparedTensor]:
         """Compare weights that something else has moved since the step before, as a broadcast does.
@@ -281,9 +282,9 @@ class Observer:
         number = self._optimizers.index(optimizer)
         if self._steps[number] >= self._observation.steps:
             return
-        gradient = self._gradients(optimizer) if self._gradient is None else self._gradient
+        if self._gradient is None:
+            self._compare_gradients(optimizer, number)
         weights = self._weights(optimizer)
-        change = {name: weights[name] - tensor for name, tensor in self._before.items()}
         step = self._steps[number]
         place = f"{number}-{step}"
         reduced = [each.arrived_unix_s for each in self._operations.ended()]
@@ -294,13 +295,14 @@ class Observer:
                 optimizer=number,
                 samples=self._samples or None,
                 losses=self._losses,
-                gradient=self._compared(f"gradient-{place}", gradient),
+                gradient=self._gradient or [],
                 weights=self._compared(f"weights-{place}", {**weights, **self._float_buffers()}),
                 change=self._compared(
                     f"change-{place}",
-                    change,
+                    {n: weights[n] for n in self._before},
                     hashed=False,
-                    noise=self._noise(f"gradient-{place}", gradient),
+                    before=self._before,
+                    noise=self._rounding,
                 ),
                 clipped=clipped is not None and max(reduced, default=0.0) > clipped,
                 drew=self._drew,
@@ -316,7 +318,7 @@ class Observer:
         self._clipped_unix_s, self._drew = None, False
         self._part, self._covered, self._calling = None, {}, []
         self._inputs, self._has_unknown_rows = [], False
-        self._before = {}
+        self._before, self._gradient, self._rounding = {}, None, {}
 
     def _parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
         return named_parameters([optimizer], self._names)
@@ -324,9 +326,12 @@ class Observer:
     def _weights(self, optimizer: Optimizer) -> dict[str, Tensor]:
         return whole_of(self._parameters(optimizer), self._flat, Tensor.detach)
 
-    def _gradients(self, optimizer: Optimizer) -> dict[str, Tensor]:
+    def _compare_gradients(self, optimizer: Optimizer, number: int) -> None:
+        """Compare the gradients now: an optimiser may change them."""
         found = whole_of(self._parameters(optimizer), self._flat, gradient_of)
-        return {name: tensor.clone() for name, tensor in found.items()}
+        point = f"gradient-{number}-{self._steps[number]}"
+        self._gradient = self._compared(point, found)
+        self._rounding = self._noise(point, found)
 
     def _float_buffers(self) -> dict[str, Tensor]:
         buffers = named_buffers(self._models)
@@ -343,14 +348,12 @@ class Observer:
         if self._keeps or not path.exists():
             return {}
         share = _NOISE_LOW_PRECISION if self._found.low_precision else _NOISE
-        found = {}
-        for name, theirs in load_file(path).items():
-            ours = gradient.get(name)
-            if ours is None or ours.shape != theirs.shape or not theirs.numel():
-                continue
-            size = torch.maximum(ours.to(theirs).abs(), theirs.abs())
-            found[name] = (size > 0) & (size <= share * theirs.abs().max())
-        return found
+        every = load_file(path)
+        return {
+            name: noise
+            for name, ours in gradient.items()
+            if name in every and (noise := _rounding(ours, every[name], share)) is not None
+        }
 
     def _compared(
         self,
@@ -358,17 +361,23 @@ class Observer:
         tensors: Mapping[str, Tensor],
         *,
         hashed: bool = True,
+        before: Mapping[str, Tensor] | None = None,
         noise: Mapping[str, Tensor] | None = None,
     ) -> list[ComparedTensor]:
         """Compare tensors with the reference's at a point of the training, or keep them for it.
 
-        hashed: whether the checksums of ranks are compared with each other. noise: see `_noise`.
+        hashed: whether the checksums of ranks are compared with each other. before: what is
+        subtracted from them first. noise: see `_noise`.
         """
-        path = self._reference.weights_at(f"observed-{point}")
+        path, before, noise = (
+            self._reference.weights_at(f"observed-{point}"),
+            before or {},
+            noise or {},
+        )
         if self._keeps:
+            theirs = {n: t - before[n] if n in before else t for n, t in tensors.items()}
             if self._context.is_first:
-                save_tensors(path, tensors)
-            theirs = dict(tensors)
+                save_tensors(path, theirs)
         else:
             theirs = load_file(path) if path.exists() else {}
         sharded = self._sharded()
@@ -380,12 +389,17 @@ class Observer:
                 if name not in self._found.unknown:
                     self._found.unknown.append(name)
                 continue
-            each = compared(name, ours, reference, hashed=hashed and name not in sharded)
-            mask = (noise or {}).get(name)
-            if mask is not None and mask.shape == ours.shape and bool(mask.any()):
-                apart = (ours.double() - reference.double())[mask]
-                each = replace(each, noise_l2=_finite(float(torch.linalg.vector_norm(apart))))
-            found.append(each)
+            is_hashed = hashed and name not in sharded
+            found.append(
+                compared(
+                    name,
+                    ours,
+                    reference,
+                    hashed=is_hashed,
+                    before=before.get(name),
+                    noise=noise.get(name),
+                )
+            )
         return found
 
     def _sharded(self) -> set[str]:
@@ -452,23 +466,61 @@ def _is_layer(module: nn.Module) -> bool:
     return own is not None or next(module.children(), None) is None
 
 
-def compared(name: str, ours: Tensor, reference: Tensor, *, hashed: bool) -> ComparedTensor:
-    """Compare a tensor with the reference's, both as float32 on the CPU."""
-    theirs_2 = difference_2 = product = 0.0
-    flat = (ours.reshape(-1), reference.reshape(-1))
-    parts = zip(*(torch.split(each, _PART) for each in flat), strict=True)
-    for a, b in ((ours_part.double(), part.double()) for ours_part, part in parts):
-        theirs_2 += float(torch.dot(b, b))
-        product += float(torch.dot(a, b))
-        difference = a - b
+def compared(
+    name: str,
+    ours: Tensor,
+    reference: Tensor,
+    *,
+    hashed: bool,
+    before: Tensor | None = None,
+    noise: Tensor | None = None,
+) -> ComparedTensor:
+    """Compare a tensor with the reference's on the CPU, part by part.
+
+    before: subtracted from ours. noise: elements whose difference is also told apart.
+    """
+    theirs_2 = difference_2 = product = noise_2 = 0.0
+    checksum = 0
+    kind = torch.promote_types(torch.promote_types(ours.dtype, reference.dtype), torch.float32)
+    flat = [ours.detach().reshape(-1), reference.reshape(-1)]
+    flat += [each.reshape(-1) for each in (before, noise) if each is not None]
+    for a, b, *more in zip(*(torch.split(each, _PART) for each in flat), strict=True):
+        if hashed:
+            checksum = zlib.crc32(a.cpu().contiguous().view(torch.uint8).numpy().data, checksum)
+        own, theirs = a.to(kind), b.to(kind)
+        if before is not None:
+            own = own - more.pop(0).to(kind)
+        theirs_2 += float(torch.dot(theirs, theirs))
+        product += float(torch.dot(own, theirs))
+        difference = own - theirs
         difference_2 += float(torch.dot(difference, difference))
+        if more:
+            apart = difference * more[0]
+            noise_2 += float(torch.dot(apart, apart))
     return ComparedTensor(
         name=name,
-        l2=math.sqrt(theirs_2),
+        l2=_finite(math.sqrt(theirs_2)),
         difference_l2=_finite(math.sqrt(difference_2)),
         factor=_finite(product) / theirs_2 if theirs_2 else None,
-        sha256=sha256_of({"": ours}) if hashed else None,
+        crc32=checksum if hashed else None,
+        noise_l2=_finite(math.sqrt(noise_2)),
     )
+
+
+def _rounding(ours: Tensor, theirs: Tensor, share: float) -> Tensor | None:
+    """Return which elements of two gradients are below `share` of the largest one, but not zero.
+
+    None if there are none, or if the gradients have not the same shape.
+    """
+    if ours.shape != theirs.shape or not theirs.numel():
+        return None
+    own, other = ours.detach().reshape(-1), theirs.reshape(-1)
+    limit = share * float(torch.linalg.vector_norm(other, float("inf")))
+    found = torch.empty(own.shape, dtype=torch.bool)
+    for into, a, b in zip(*(torch.split(each, _PART) for each in (found, own, other)), strict=True):
+        size = torch.maximum(a.to(b).abs(), b.abs())
+        torch.logical_and(size > 0, size <= limit, out=into)
+    return found if bool(found.any()) else None
 
 
 def _finite(number: float) -> float:

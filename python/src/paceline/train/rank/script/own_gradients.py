@@ -224,9 +224,11 @@ def sketch(tensor: Tensor) -> Sketch:
     total = torch.zeros(_NUMBERS, dtype=torch.float64)
     square = 0.0
     plain = 0.0
+    checksum = 0
     for block, part in enumerate(torch.split(flat, _BLOCK)):
         square += float(torch.dot(part, part))
         plain += float(part.sum(dtype=torch.float64))
+        checksum = zlib.crc32(part.numpy().data, checksum)
         signed = part * _signs()[: len(part)]
         if len(part) % _NUMBERS:
             signed = torch.nn.functional.pad(signed, (0, -len(part) % _NUMBERS))
@@ -234,7 +236,7 @@ def sketch(tensor: Tensor) -> Sketch:
     return Sketch(
         numbers=base64.b64encode(total.float().numpy().astype("<f4").tobytes()).decode(),
         l2=square**0.5 if square < float("inf") else -1.0,
-        crc32=zlib.crc32(flat.numpy().tobytes()),
+        crc32=checksum,
         low=tensor.dtype in _LOW,
         total=plain if math.isfinite(plain) else None,
     )
