@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from grafana_foundation_sdk.builders import bargauge
-
 from monitoring.dashboards.panels import (
     ORANGE,
     RED,

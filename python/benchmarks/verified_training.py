@@ -18,9 +18,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from bare_ddp import alexnet, sgd
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+
+from bare_ddp import alexnet, sgd
 
 CLASSES, WORDS, LENGTH, WIDTH = 10, 4096, 64, 4096
 

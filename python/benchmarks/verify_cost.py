@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def measured(way: str, network: str, steps: int, folder: Path) -> dict[str, floa
     seconds = time.monotonic() - began_s
     rows = [_rows(folder / f"{RANKS}.{rank}.jsonl") for rank in range(RANKS)]
     ends_s = [max(row["ended_unix_s"] for row in step) for step in zip(*rows, strict=True)]
-    steps_s = [end - start for start, end in zip(ends_s, ends_s[1:], strict=False)]
+    steps_s = [end - start for start, end in pairwise(ends_s)]
     return {
         "seconds": seconds,
         "recorded_step_s": statistics.median(steps_s[: RECORDED - 1]),
