@@ -104,7 +104,7 @@ def main() -> None:
         for _ in range(arguments.steps):
             inputs, targets = network.batch(network.rows)
             optimizer.zero_grad()
-            cross_entropy(model(inputs), targets).backward()
+            cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             row = {"ended_unix_s": time.time(), "rss_peak_bytes": peak_bytes}
