@@ -236,6 +236,12 @@ def _of_data(nodes: Collection[Any]) -> set[Any]:
     return found
 
 
+def takes_numbers(node: Any) -> bool:
+    """Return whether all that a node gets are single numbers, such as the loss of a rank."""
+    inputs = [(each, place) for each, place in node.next_functions if each is not None]
+    return bool(inputs) and all(is_scalar(*each) for each in inputs)
+
+
 def is_not_linear_in(loss: Tensor, nodes: Collection[Any]) -> bool:
     """Return whether a loss depends on one of these nodes, and is not linear in it.
 
