@@ -215,6 +215,17 @@ def test_ranks_that_scale_the_mean_alone_are_found():
     assert "differently: 1 on rank 0, 0.25 on rank 1" in first(found)
 
 
+def test_one_term_that_ranks_weigh_unequally_is_found_behind_others_that_may_be_samples():
+    def terms(elements):
+        pair = [term(elements=elements) for _ in range(2)]  # each may be one sample
+        return [*pair, term(elements=elements / 2, kind="BinaryCrossEntropyWithLogitsBackward0")]
+
+    steps = [a_step(rank, mean, terms=terms(8.0 + 4 * rank)) for rank in range(RANKS)]
+    found = judged(*steps)
+    assert found.statement == Statement.WRONG
+    assert "mean of its own 4 and 6 elements (BinaryCrossEntropyWithLogits)" in first(found)
+
+
 def test_passes_must_be_exchanged_divided_and_equal():
     assert of_both(lambda n: mean(n, 2), passes=2).statement == Statement.DATA_PARALLEL
     whole = [term(1.0, number=p) for p in range(2)]

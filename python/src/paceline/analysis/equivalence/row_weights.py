@@ -106,11 +106,9 @@ class _RowWeights:
 
     def _aligned(self, aligned: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         kinds = Counter(each[0].kind for each in aligned)
-        unequal = next(
-            (f for e in aligned if (f := self._unequal(e, kinds[e[0].kind])) is not None), None
-        )
-        if unequal is not None:
-            yield unequal
+        unequal = [f for e in aligned if (f := self._unequal(e, kinds[e[0].kind])) is not None]
+        if unequal:
+            yield next((each for each in unequal if each.level == Level.FAULT), unequal[0])
             return
         unknown = sorted({_word(e.kind) for each in aligned for e in each if e.is_mean is None})
         if unknown:
