@@ -226,6 +226,26 @@ def test_one_term_that_ranks_weigh_unequally_is_found_behind_others_that_may_be_
     assert "mean of its own 4 and 6 elements (BinaryCrossEntropyWithLogits)" in first(found)
 
 
+def test_passes_over_the_same_rows_may_be_divided_by_their_number_too():
+    def both(sites=("train.py:9", "train.py:9")):
+        def used(name):
+            return mean(name, 2) / 2
+
+        rows = [ReachedRows(number=p, call=p, module="Model", checksums=["a", "b"]) for p in (0, 1)]
+        terms = [term(1.0, number=p) for p in range(2)]
+        steps = []
+        for rank in range(RANKS):
+            own_rows = [replace(e, checksums=[f"{c}{rank}" for c in e.checksums]) for e in rows]
+            step = a_step(rank, used, passes=2, rows=own_rows, terms=terms)
+            passes = [replace(a_pass(p), site=site) for p, site in enumerate(sites)]
+            steps.append(replace(step, passes=passes))
+        return judged(*steps)
+
+    assert both().statement == Statement.DATA_PARALLEL
+    of_two_losses = both(("train.py:9", "train.py:12"))
+    assert "divided by 2 once too often" in first(of_two_losses)
+
+
 def emptied_between(name, rank):
     whole = own(name, rank, 2)
     return replace(whole, passes=[replace(each, fresh=True) for each in whole.passes])

@@ -236,10 +236,11 @@ class _RowWeights:
         ]
         if any(near(each, 1.0, _ONE) for each in every):
             return
+        # A script may also accumulate passes over the same rows.
+        if near(together, 1.0, _ONE) and (accumulates or len(sites) == 1 < len(numbers)):
+            return
         if accumulates:
             values = [together]
-            if near(together, 1.0, _ONE):
-                return
         elif len(values) > 1 and near(self._mean, 1.0) and near(sum(values), 1.0, _ONE):
             reason = f"the loss is the weighted mean of {len(values)} terms"
             yield self._finding(Level.REMARK, "total", reason)
