@@ -246,6 +246,16 @@ def test_passes_over_the_same_rows_may_be_divided_by_their_number_too():
     assert "divided by 2 once too often" in first(of_two_losses)
 
 
+@pytest.mark.parametrize(("leaves_out", "statement"), [(False, 3), (True, 5)])
+def test_rows_of_another_size_on_each_rank_have_equal_weights(leaves_out, statement):
+    def step(rank):
+        return a_step(rank, mean, terms=[term(elements=80.0 + 16 * rank, leaves_out=leaves_out)])
+
+    found = judged(*map(step, range(RANKS)))
+    assert found.statement == statement
+    assert "80 and 96 elements" in first(found)
+
+
 def emptied_between(name, rank):
     whole = own(name, rank, 2)
     return replace(whole, passes=[replace(each, fresh=True) for each in whole.passes])

@@ -207,6 +207,12 @@ class _RowWeights:
             if like > max(1, len(self._first.passes)):  # each may be one sample of its own size
                 reason = f"terms of the loss ({word}) are means of {counts} elements on the ranks"
                 return self._finding(Level.WEAKER, "terms", reason)
+            if self._have_equal_rows(each):
+                reason = (
+                    f"rows have equal weights in the loss, but their elements have not: the term "
+                    f"{word} is a mean of {counts} elements on the ranks"
+                )
+                return self._finding(Level.WEAKER, "terms", reason)
             reason = (
                 f"each rank takes the mean of its own {counts} elements ({word}), and all ranks "
                 "count the same: samples have unequal weights"
@@ -216,6 +222,15 @@ class _RowWeights:
             reason = f"samples have unequal weights in the loss ({word}): {shown}"
         low = min(weights)
         return self._finding(Level.FAULT, "terms", reason, max(weights) / low if low > 0 else None)
+
+    def _have_equal_rows(self, each: Sequence[LossTerm]) -> bool:
+        """Return whether ranks have as many rows, each of as many elements as others on its rank.
+
+        Such as images of a size of the step, or sounds that are as long as the longest one.
+        """
+        rows = [_rows_of_pass(step, e.number) for step, e in zip(self._steps, each, strict=True)]
+        is_whole = not any(e.leaves_out or e.elements % (rows[0] or 1) for e in each)
+        return is_whole and len(set(rows)) == 1 and rows[0] > 0
 
     def _totals(self, known: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         """Compare the weight of all rows together with 1."""
