@@ -628,6 +628,7 @@ def test_a_rank_that_empties_its_gradients_between_passes_is_found():
         replace(
             a_step(1, lambda n: (own_values(n, 0) + own_values(n, 1, 1)) / RANKS),
             own=[own_of(name, 1, [True, True]) for name in NAMES],
+            rows=[ReachedRows(number=1, call=0, module="Model", checksums=["a", "b"])],
             terms=fine,
         ),
     )
