@@ -66,7 +66,7 @@ def leaves_out(node: Any) -> bool:
     """Return whether a mean counts some elements less than others, such as ignored classes."""
     if not node.name().startswith("NllLoss"):
         return False
-    return float(node._saved_total_weight) != node._saved_target.numel()
+    return bool(float(node._saved_total_weight) != node._saved_target.numel())
 
 
 def _weights_of_sum(node: Any) -> float:

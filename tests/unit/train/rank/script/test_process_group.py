@@ -129,8 +129,8 @@ def test_the_destruction_of_the_default_group_is_announced():
 def test_a_group_of_gloo_is_wrapped_and_stays_the_scripts_own(name):
     with recorded_groups():
         dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
-        assert dist.get_backend() == "gloo"
-        assert dist.get_backend(dist.new_group([0], backend="gloo")) == BACKEND
+        other = dist.new_group([0], backend="gloo")
+    assert dist.get_backend() == dist.get_backend(other) == BACKEND
 
 
 def test_groups_of_a_script_are_looked_at_for_nccl(monkeypatch):
