@@ -227,22 +227,23 @@ def test_one_term_that_ranks_weigh_unequally_is_found_behind_others_that_may_be_
 
 
 def test_passes_over_the_same_rows_may_be_divided_by_their_number_too():
-    def both(sites=("train.py:9", "train.py:9")):
-        def used(name):
+    def both(other="MseLossBackward0"):
+        terms = [term(1.0, number=0), term(1.0, number=1, kind=other)]
+        steps = []
+
+        def half_mean(name):
             return mean(name, 2) / 2
 
-        rows = [ReachedRows(number=p, call=p, module="Model", checksums=["a", "b"]) for p in (0, 1)]
-        terms = [term(1.0, number=p) for p in range(2)]
-        steps = []
         for rank in range(RANKS):
-            own_rows = [replace(e, checksums=[f"{c}{rank}" for c in e.checksums]) for e in rows]
-            step = a_step(rank, used, passes=2, rows=own_rows, terms=terms)
-            passes = [replace(a_pass(p), site=site) for p, site in enumerate(sites)]
-            steps.append(replace(step, passes=passes))
+            rows = [
+                ReachedRows(number=p, call=p, module="Model", checksums=[f"a{rank}", f"b{rank}"])
+                for p in range(2)
+            ]
+            steps.append(a_step(rank, half_mean, passes=2, rows=rows, terms=terms))
         return judged(*steps)
 
     assert both().statement == Statement.DATA_PARALLEL
-    of_two_losses = both(("train.py:9", "train.py:12"))
+    of_two_losses = both("NllLossBackward0")
     assert "divided by 2 once too often" in first(of_two_losses)
 
 

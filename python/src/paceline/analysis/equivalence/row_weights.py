@@ -251,8 +251,13 @@ class _RowWeights:
         ]
         if any(near(each, 1.0, _ONE) for each in every):
             return
-        # A script may also accumulate passes over the same rows.
-        if near(together, 1.0, _ONE) and (accumulates or len(sites) == 1 < len(numbers)):
+        # A script may also accumulate passes over the same rows, which have the same terms then.
+        kinds = {
+            tuple((e[0].kind, e[0].elements) for e in known if e[0].number == number)
+            for number in numbers
+        }
+        is_repeated = len(kinds) == 1 < len(numbers)
+        if near(together, 1.0, _ONE) and (accumulates or is_repeated):
             return
         if accumulates:
             values = [together]
