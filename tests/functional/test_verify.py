@@ -324,7 +324,7 @@ def test_experts_to_which_ranks_send_rows_are_not_called_wrong(paceline):
 
 def test_each_way_to_train_allows_its_statement(paceline):
     ways = {"mean": 1, "own-rows": 2, "inside": 2, "sum-of-rows": 3, "pairs": 3, "correlation": 3}
-    ways |= {"local": 4, "rarely": 4, "sum": 5}
+    ways |= {"loss-of-ranks": 2, "square-of-loss": 3, "local": 4, "rarely": 4, "sum": 5}
     code, layouts = verified(paceline, f"--vary=--way={','.join(ways)}", STATEMENTS)
     found = {e["trial"]["arguments"][0]: e["shown"]["statement"] for e in layouts}
     assert found == {f"--way={way}": each for way, each in ways.items()}, layouts
@@ -334,3 +334,4 @@ def test_each_way_to_train_allows_its_statement(paceline):
     reasons = {e["trial"]["arguments"][0]: str(e["shown"]["findings"]) for e in layouts}
     assert "compares rows with each other" in reasons["--way=pairs"]
     assert "torch.distributed.all_reduce loses" in reasons["--way=correlation"]
+    assert "takes rows of all ranks" in reasons["--way=square-of-loss"]

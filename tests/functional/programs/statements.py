@@ -29,8 +29,25 @@ class Inside(nn.Module):
         return outputs
 
 
+class MeanOverRanks(torch.autograd.Function):
+    """The mean of a number of each rank; its gradient is that of the rank's own one."""
+
+    @staticmethod
+    def forward(_ctx, number):
+        mean = number / ranks
+        dist.all_reduce(mean)
+        return mean
+
+    @staticmethod
+    def backward(_ctx, gradient):
+        return gradient
+
+
 inside = Inside()
-has_own_rows = way in ("own-rows", "inside", "sum-of-rows", "pairs", "correlation")
+has_own_rows = way in (
+    *("own-rows", "inside", "sum-of-rows", "pairs", "correlation"),
+    *("loss-of-ranks", "square-of-loss"),
+)
 if has_own_rows:
     torch.manual_seed(1 + rank)
 for step in range(6):
@@ -46,6 +63,9 @@ for step in range(6):
         correlation = outputs.T @ outputs / len(outputs) / ranks
         dist.all_reduce(correlation)
         loss = (correlation - 1).square().sum()
+    elif way in ("loss-of-ranks", "square-of-loss"):
+        loss = MeanOverRanks.apply(loss)
+        loss = loss.square() if way == "square-of-loss" else loss
     if way != "inside":
         loss.backward()
     if way not in ("local", "rarely"):

@@ -215,6 +215,71 @@ def test_ranks_that_scale_the_mean_alone_are_found():
     assert "differently: 1 on rank 0, 0.25 on rank 1" in first(found)
 
 
+def test_one_term_that_ranks_weigh_unequally_is_found_behind_others_that_may_be_samples():
+    def terms(elements):
+        pair = [term(elements=elements) for _ in range(2)]  # each may be one sample
+        return [*pair, term(elements=elements / 2, kind="BinaryCrossEntropyWithLogitsBackward0")]
+
+    steps = [a_step(rank, mean, terms=terms(8.0 + 4 * rank)) for rank in range(RANKS)]
+    found = judged(*steps)
+    assert found.statement == Statement.WRONG
+    assert "mean of its own 4 and 6 elements (BinaryCrossEntropyWithLogits)" in first(found)
+
+
+def test_passes_over_the_same_rows_may_be_divided_by_their_number_too():
+    def both(other="MseLossBackward0"):
+        terms = [term(1.0, number=0), term(1.0, number=1, kind=other)]
+        steps = []
+
+        def half_mean(name):
+            return mean(name, 2) / 2
+
+        for rank in range(RANKS):
+            rows = [
+                ReachedRows(number=p, call=p, module="Model", checksums=[f"a{rank}", f"b{rank}"])
+                for p in range(2)
+            ]
+            steps.append(a_step(rank, half_mean, passes=2, rows=rows, terms=terms))
+        return judged(*steps)
+
+    assert both().statement == Statement.DATA_PARALLEL
+    of_two_losses = both("NllLossBackward0")
+    assert "divided by 2 once too often" in first(of_two_losses)
+
+
+@pytest.mark.parametrize(("leaves_out", "statement"), [(False, 3), (True, 5)])
+def test_rows_of_another_size_on_each_rank_have_equal_weights(leaves_out, statement):
+    def step(rank):
+        return a_step(rank, mean, terms=[term(elements=80.0 + 16 * rank, leaves_out=leaves_out)])
+
+    found = judged(*map(step, range(RANKS)))
+    assert found.statement == statement
+    assert "80 and 96 elements" in first(found)
+
+
+def emptied_between(name, rank):
+    whole = own(name, rank, 2)
+    return replace(whole, passes=[replace(each, fresh=True) for each in whole.passes])
+
+
+def test_passes_between_which_gradients_are_emptied_count_if_the_optimiser_uses_their_sum():
+    def both(used, **more):
+        own_ones = [[emptied_between(name, rank) for name in NAMES] for rank in range(RANKS)]
+        steps = [a_step(r, used, passes=2, own=each, **more) for r, each in enumerate(own_ones)]
+        return judged(*steps)
+
+    found = both(lambda name: mean(name, 2))
+    assert (found.statement, found.rows) == (Statement.DATA_PARALLEL, (16, 16))
+    found = both(lambda name: mean(name, 2), terms=[term(1.0, number=p) for p in range(2)])
+    assert "2 accumulated passes are not divided" in first(found)
+
+    def last(name):
+        return sum(own_values(name, rank, 1) for rank in range(RANKS)) / RANKS
+
+    found = both(last, terms=[term(1.0, number=p) for p in range(2)])
+    assert (found.statement, found.rows) == (Statement.DATA_PARALLEL, (8, 8))
+
+
 def test_passes_must_be_exchanged_divided_and_equal():
     assert of_both(lambda n: mean(n, 2), passes=2).statement == Statement.DATA_PARALLEL
     whole = [term(1.0, number=p) for p in range(2)]
@@ -564,6 +629,7 @@ def test_a_rank_that_empties_its_gradients_between_passes_is_found():
         replace(
             a_step(1, lambda n: (own_values(n, 0) + own_values(n, 1, 1)) / RANKS),
             own=[own_of(name, 1, [True, True]) for name in NAMES],
+            rows=[ReachedRows(number=1, call=0, module="Model", checksums=["a", "b"])],
             terms=fine,
         ),
     )

@@ -106,11 +106,9 @@ class _RowWeights:
 
     def _aligned(self, aligned: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         kinds = Counter(each[0].kind for each in aligned)
-        unequal = next(
-            (f for e in aligned if (f := self._unequal(e, kinds[e[0].kind])) is not None), None
-        )
-        if unequal is not None:
-            yield unequal
+        unequal = [f for e in aligned if (f := self._unequal(e, kinds[e[0].kind])) is not None]
+        if unequal:
+            yield next((each for each in unequal if each.level == Level.FAULT), unequal[0])
             return
         unknown = sorted({_word(e.kind) for each in aligned for e in each if e.is_mean is None})
         if unknown:
@@ -209,6 +207,12 @@ class _RowWeights:
             if like > max(1, len(self._first.passes)):  # each may be one sample of its own size
                 reason = f"terms of the loss ({word}) are means of {counts} elements on the ranks"
                 return self._finding(Level.WEAKER, "terms", reason)
+            if self._have_equal_rows(each):
+                reason = (
+                    f"rows have equal weights in the loss, but their elements have not: the term "
+                    f"{word} is a mean of {counts} elements on the ranks"
+                )
+                return self._finding(Level.WEAKER, "terms", reason)
             reason = (
                 f"each rank takes the mean of its own {counts} elements ({word}), and all ranks "
                 "count the same: samples have unequal weights"
@@ -218,6 +222,15 @@ class _RowWeights:
             reason = f"samples have unequal weights in the loss ({word}): {shown}"
         low = min(weights)
         return self._finding(Level.FAULT, "terms", reason, max(weights) / low if low > 0 else None)
+
+    def _have_equal_rows(self, each: Sequence[LossTerm]) -> bool:
+        """Return whether ranks have as many rows, each of as many elements as others on its rank.
+
+        Such as images of a size of the step, or sounds that are as long as the longest one.
+        """
+        rows = [_rows_of_pass(step, e.number) for step, e in zip(self._steps, each, strict=True)]
+        is_whole = not any(e.leaves_out or e.elements % (rows[0] or 1) for e in each)
+        return is_whole and len(set(rows)) == 1 and rows[0] > 0
 
     def _totals(self, known: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         """Compare the weight of all rows together with 1."""
@@ -238,10 +251,16 @@ class _RowWeights:
         ]
         if any(near(each, 1.0, _ONE) for each in every):
             return
+        # A script may also accumulate passes over the same rows, which have the same terms then.
+        kinds = {
+            tuple((e[0].kind, e[0].elements) for e in known if e[0].number == number)
+            for number in numbers
+        }
+        is_repeated = len(kinds) == 1 < len(numbers)
+        if near(together, 1.0, _ONE) and (accumulates or is_repeated):
+            return
         if accumulates:
             values = [together]
-            if near(together, 1.0, _ONE):
-                return
         elif len(values) > 1 and near(self._mean, 1.0) and near(sum(values), 1.0, _ONE):
             reason = f"the loss is the weighted mean of {len(values)} terms"
             yield self._finding(Level.REMARK, "total", reason)

@@ -62,6 +62,13 @@ def reduction(node: Any) -> tuple[float, bool | None]:
     return float(node._saved_self.numel()), number == _MEAN
 
 
+def leaves_out(node: Any) -> bool:
+    """Return whether a mean counts some elements less than others, such as ignored classes."""
+    if not node.name().startswith("NllLoss"):
+        return False
+    return bool(float(node._saved_total_weight) != node._saved_target.numel())
+
+
 def _weights_of_sum(node: Any) -> float:
     """Return the number of a sum's elements, or the sum of the constants that multiply them."""
     elements = float(math.prod(node._saved_self_sym_sizes))

@@ -117,6 +117,7 @@ class LossTerm:
     is_mean: bool | None  # None: neither mean nor sum
     is_linear: bool  # the loss is a constant times the term, plus others
     gradient: float  # that arrives at it
+    leaves_out: bool = False  # it counts some elements less than others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from paceline.train.rank.script.loss_terms import is_not_linear_in, products
+from paceline.train.rank.script.loss_terms import (
+    is_not_linear_in,
+    products,
+    takes_numbers,
+)
 
 ROWS, RANKS = 6, 2
 ROW = torch.arange(ROWS)
@@ -59,3 +63,22 @@ def test_a_square_of_a_sum_is_not_linear_in_it_and_a_mean_is():
     assert is_not_linear_in(part.square().sum(), {part.grad_fn})
     assert not is_not_linear_in(part.sum() / 2 + 1, {part.grad_fn})
     assert not is_not_linear_in(nn.Linear(3, 1)(torch.ones(3)).sum().exp(), {part.grad_fn})
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx, values):
+        return values * 2
+
+    @staticmethod
+    def backward(_ctx, gradient):
+        return gradient * 2
+
+
+def test_a_function_of_a_loss_takes_a_number_and_one_of_rows_does_not():
+    outputs = nn.Linear(3, 1)(torch.randn(ROWS, 3))
+    loss = Doubled.apply(outputs.mean())
+    assert takes_numbers(loss.grad_fn)
+    assert not takes_numbers(Doubled.apply(outputs).grad_fn)
+    assert not is_not_linear_in(loss / 2, [loss.grad_fn])
+    assert is_not_linear_in(loss.square(), [loss.grad_fn])

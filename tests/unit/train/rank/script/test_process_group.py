@@ -129,8 +129,8 @@ def test_the_destruction_of_the_default_group_is_announced():
 def test_a_group_of_gloo_is_wrapped_and_stays_the_scripts_own(name):
     with recorded_groups():
         dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
-        assert dist.get_backend() == BACKEND
-        assert dist.get_backend(dist.new_group([0], backend="gloo")) == BACKEND
+        other = dist.new_group([0], backend="gloo")
+    assert dist.get_backend() == dist.get_backend(other) == BACKEND
 
 
 def test_groups_of_a_script_are_looked_at_for_nccl(monkeypatch):
@@ -149,3 +149,18 @@ def test_a_library_that_exchanges_past_torch_is_known_by_a_module_that_has_it(mo
     assert other_library() is None
     monkeypatch.setitem(sys.modules, "script", script)
     assert other_library() == "horovod"
+
+
+def test_a_script_sees_the_name_of_a_back_end_that_it_knows():
+    with recorded_groups():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        assert dist.get_backend() == dist.get_backend(dist.new_group()) == "gloo"
+    assert dist.get_backend() == BACKEND
+    dist.destroy_process_group()
+    peers = _Peers()
+    peers.open_transport = lambda: dist.init_process_group(
+        BACKEND, store=dist.HashStore(), rank=0, world_size=1
+    )
+    with groups_of(2, peers).answering():
+        dist.init_process_group("nccl")
+        assert dist.distributed_c10d.get_backend() == "gloo"

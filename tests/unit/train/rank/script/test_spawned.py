@@ -83,16 +83,44 @@ def test_a_child_that_trains_ends_the_wait_of_the_script(method, monkeypatch):
     assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
 
+ran = []
+
+
+def one_of_two(rank, size=2):
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
+    ran.append(rank)
+
+
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_child_that_joins_a_group_ends_at_once():
-    children = processes()
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("waits_for", ["all", "none"])
+def test_a_process_for_each_rank_runs_here_as_that_of_this_rank(rank, waits_for, monkeypatch):
+    ran.clear()
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    children = processes(rank, 2)
     with children.answering():
-        child = multiprocessing.get_context("fork").Process(target=joins)
+        context = multiprocessing.get_context("fork")
+        started = [context.Process(target=one_of_two, args=(each,)) for each in range(2)]
+        for each in started:
+            each.start()
+        for each in started if waits_for == "all" else []:
+            each.join(LIMIT_S)
+        children.finish()
+    assert ran == [rank]
+    assert [each.exitcode for each in started] == [0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_that_joins_a_group_alone_is_refused(monkeypatch):
+    monkeypatch.setattr(spawned, "_OTHERS_S", 0.5)
+    children, context = processes(0, 2), multiprocessing.get_context("fork")
+    with children.answering():
+        child = context.Process(target=joins)
         child.start()
         with pytest.raises(UsageError, match="it trains in child processes"):
-            child.join(LIMIT_S)
+            context.Queue().get(timeout=LIMIT_S)  # never comes
     with pytest.raises(UsageError, match="LOCAL_WORLD_SIZE"):
-        children.check()
+        children.check(is_over=True)
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

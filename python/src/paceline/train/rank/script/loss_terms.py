@@ -9,14 +9,21 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.base.torch_internals.autograd import is_of_data, is_scalar, operands, reduction, shape
+from paceline.base.torch_internals.autograd import (
+    is_of_data,
+    is_scalar,
+    leaves_out,
+    operands,
+    reduction,
+    shape,
+)
 from paceline.measure.records.own_steps import LossTerm
 
 _MOST_NODES = 20_000
@@ -54,22 +61,14 @@ class LossTerms:
                 is_mean=is_mean,
                 is_linear=is_linear,
                 gradient=0.0,
+                leaves_out=leaves_out(node),
             )
             node.register_prehook(partial(self._note, term))
 
     def _note(self, term: LossTerm, gradients: tuple[Any, ...]) -> None:
         first = gradients[0]
         if isinstance(first, Tensor) and first.numel() == 1:
-            self._found.append(
-                LossTerm(
-                    number=term.number,
-                    kind=term.kind,
-                    elements=term.elements,
-                    is_mean=term.is_mean,
-                    is_linear=term.is_linear,
-                    gradient=_finite(first),
-                )
-            )
+            self._found.append(replace(term, gradient=_finite(first)))
 
     def take(self) -> list[LossTerm]:
         found, self._found = self._found, []
@@ -234,6 +233,12 @@ def _of_data(nodes: Collection[Any]) -> set[Any]:
         found.update(new)
         rest += new
     return found
+
+
+def takes_numbers(node: Any) -> bool:
+    """Return whether all that a node gets are single numbers, such as the loss of a rank."""
+    inputs = [(each, place) for each, place in node.next_functions if each is not None]
+    return bool(inputs) and all(is_scalar(*each) for each in inputs)
 
 
 def is_not_linear_in(loss: Tensor, nodes: Collection[Any]) -> bool:

@@ -52,6 +52,7 @@ from paceline.train.rank.script.loss_terms import (
     is_not_linear_in,
     loses_gradient,
     products,
+    takes_numbers,
 )
 from paceline.train.rank.script.modules import CalledModules
 from paceline.train.rank.script.own_gradients import OwnGradients, place_of, sketch, take
@@ -106,6 +107,7 @@ class OwnStepsRecorder:
         self._summed: set[Any] = set()  # nodes of autograd of tensors that were summed over ranks
         self._lost: list[str] = []
         self._crossed: set[str] = set()
+        self._crossing: list[Any] = []  # nodes of functions that exchange values, not looked at yet
         self._exchanging: list[nn.Module] = []
         self._routing: list[nn.Module] = []
         self._products: list[Product] = []
@@ -239,7 +241,7 @@ class OwnStepsRecorder:
         """Note an exchange of a forward pass that has a gradient, and the module of which it is."""
         if self._passing or (crossing := _differentiated()) is None:
             return
-        self._crossed.add(crossing)
+        self._crossing.append(crossing)
         module = self._reached_rows.innermost
         if module is not None and all(each is not module for each in modules):
             modules.append(module)
@@ -294,8 +296,23 @@ class OwnStepsRecorder:
             if self._summed and is_not_linear_in(loss, self._summed):
                 self._lost.append("all_reduce")
         self._gathered, self._summed = [], set()
+        self._look_at_crossing(loss)
         self._passes.append(BackwardPass(number=number, site=_site(), loss=value))
         del self._passes[:-_KEPT_PASSES], self._rows[: -4 * _KEPT_PASSES]
+
+    def _look_at_crossing(self, loss: Tensor | None = None) -> None:
+        """Note functions that take rows of other ranks, before a backward pass or a step ends.
+
+        One that takes numbers of ranks, such as the mean of their losses, takes no rows: the
+        gradients of the terms below it say what it makes of them, if the loss is linear in it.
+        """
+        rest = []
+        for node in self._crossing:
+            if takes_numbers(node) and (loss is None or not is_not_linear_in(loss, [node])):
+                rest.append(node)  # a later loss may not be linear in it
+            else:
+                self._crossed.add(type(node).__name__.removesuffix("Backward"))
+        self._crossing = rest
 
     def _clip(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         parameters = arguments[0] if arguments else named.pop("parameters")
@@ -395,8 +412,10 @@ class OwnStepsRecorder:
             if not any(id(owner) in others for owner in leaf.owners):
                 name = name_of(leaf, names)
                 step.own += [] if name is None else take(leaf, name)
-        numbers = {each.number for own in step.own for each in own.current}
-        numbers = numbers or {self._gradients.number}  # gradients that ranks have in parts
+        current = {each.number for own in step.own for each in own.current}
+        current = current or {self._gradients.number}  # gradients that ranks have in parts
+        # A script may empty gradients between passes, and add them up itself.
+        numbers = current.union(each.number for own in step.own for each in own.passes)
         self._terms += self._noted_terms.take()
         step.terms = [each for each in self._terms if each.number in numbers]
         rows = [each for each in self._rows if each.number in numbers]
@@ -407,14 +426,15 @@ class OwnStepsRecorder:
         step.groups = self._states.groups(optimizer, names)
         step.buffers = self._states.take_buffers()
         step.gathered, self._lost = self._lost, []
-        step.crossed, self._crossed = sorted(self._crossed), set()
+        self._look_at_crossing()
+        step.crossed, self._crossed, self._crossing = sorted(self._crossed), set(), []
         step.mixes_rows = any(
             product.mixes(len(each.checksums), self._ranks)
             for product in self._products
             for each in step.rows
-            if each.number == product.number
+            if each.number == product.number and each.number in current
         )
-        self._products = [each for each in self._products if each.number not in numbers]
+        self._products = [each for each in self._products if each.number not in current]
         if any(place_of(p) is None for p in _parameters([optimizer])):
             self._note_layout(DIVIDED)
         self._found.mixing = sorted({*self._found.mixing, *self._states.mixing()})
@@ -454,8 +474,8 @@ def _site() -> str:
     return site
 
 
-def _differentiated() -> str | None:
-    """Return the function of autograd whose forward part calls; None if there is none."""
+def _differentiated() -> FunctionCtx | None:
+    """Return the node of the function of autograd whose forward part calls; None without one."""
     for frame in _frames():
         if frame.f_code.co_name == "forward" and frame.f_code.co_argcount:
             own = frame.f_locals.get(frame.f_code.co_varnames[0])
@@ -465,7 +485,7 @@ def _differentiated() -> str | None:
                 and is_ours
                 and any(getattr(own, "needs_input_grad", ()))
             ):
-                return type(own).__name__.removesuffix("Backward")
+                return own
     return None
 
 

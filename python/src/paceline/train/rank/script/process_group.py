@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from paceline.train.rank.peers import Peers
 
 _GLOO = "gloo"  # of torch, which BACKEND wraps
+# Names by which scripts know back ends that record: some wrap a model for known ones only.
+_KNOWN_AS = {BACKEND: _GLOO, "mpi4py": "mpi"}
 _LIBRARIES = ("horovod", "mpi4py")  # that exchange gradients, and not through torch
 
 
@@ -60,6 +62,7 @@ class ProcessGroups:
                 self._init: self._answer_init,
                 self._new_group: self._answer_new_group,
                 self._destroy: self._answer_destroy,
+                dist.get_backend: _backend_as_known(dist.get_backend),
             }
         )
 
@@ -143,7 +146,8 @@ def recorded_groups() -> AbstractContextManager[None]:
         record_nccl(group)
         return group
 
-    return _answered({init: answer_init, new_group: answer_new_group})
+    own = {dist.get_backend: _backend_as_known(dist.get_backend)}
+    return _answered({init: answer_init, new_group: answer_new_group, **own})
 
 
 def other_library() -> str | None:
@@ -157,6 +161,16 @@ def other_library() -> str | None:
         if found := libraries.intersection(_LIBRARIES):
             return min(found)
     return None
+
+
+def _backend_as_known(function: Callable[..., str]) -> Callable[..., str]:
+    """Return an answer to `get_backend` with the name that a script knows."""
+
+    def answer(*arguments: Any, **named: Any) -> str:
+        backend = function(*arguments, **named)
+        return _KNOWN_AS.get(backend, backend)
+
+    return answer
 
 
 def _recorded(backend: str | None) -> str | None:

@@ -2,7 +2,9 @@
 
 The launcher has started all ranks. So `spawn` runs its function here, as this rank, if it asks for
 as many processes as there are ranks. Other child processes run, but may not train: nothing would
-record them, and they would wait for peers with the addresses of this rank.
+record them, and they would wait for peers with the addresses of this rank. Where the script starts
+one `Process` for each rank, they end when they join their process group, and the one of this rank
+then runs here, from its beginning.
 """
 
 from __future__ import annotations
@@ -11,8 +13,11 @@ import functools
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,10 +35,26 @@ from paceline.train.rank.script.phases import replaced
 if TYPE_CHECKING:
     from paceline.plan.trials.trial import Script
 
-# Exit status of a child process that would train; multiprocessing has only status and signal.
-_TRAINS = 86
+# Exit status of a child process that would train, and of one that would join a process group;
+# multiprocessing has only status and signal.
+_TRAINS, _JOINS = 86, 87
+_OTHERS_S = 30.0  # within which processes of all ranks must have ended, too
 # torchrun's sign that a store listens at MASTER_PORT: true of a rank, not of its children.
 _STORE_LISTENS = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Child:
+    """A process that runs a function of the script."""
+
+    process: BaseProcess
+    target: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+
+    @property
+    def status(self) -> int | None:
+        return self.process.exitcode
 
 
 class SpawnedProcesses:
@@ -42,7 +63,9 @@ class SpawnedProcesses:
     def __init__(self, script: Script, context: RankContext) -> None:
         self._script = script
         self._context = context
-        self._started: list[BaseProcess] = []
+        self._started: list[_Child] = []
+        self._ranks: list[_Child] = []  # of which the one of this rank has run here
+        self._joined_s: float | None = None  # when the first one would have joined a group
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -55,12 +78,51 @@ class SpawnedProcesses:
             stack.enter_context(replaced(BaseProcess, "join", self._join))
             yield
 
-    def check(self) -> None:
-        """Raise UsageError if a process of the script would have trained."""
-        if all(process.exitcode != _TRAINS for process in self._started):
+    def check(self, *, is_over: bool = False) -> None:
+        """Run the process of this rank here, if all of them would join a process group.
+
+        Raises UsageError if a process of the script would have trained otherwise. is_over: no more
+        processes come.
+        """
+        new = [each for each in self._started if each not in self._ranks]
+        if any(each.status == _TRAINS for each in new):
+            self._refuse()
+        joined = [each for each in new if each.status == _JOINS]
+        if not joined:
             return
-        for process in self._started:
-            process.terminate()
+        ranks = [each for each in new if each.target is joined[0].target]
+        ranks = ranks[: self._context.ranks_on_node]
+        is_whole = len(ranks) == self._context.ranks_on_node
+        if is_whole and not self._ranks and all(each.status == _JOINS for each in ranks):
+            self._ranks = ranks
+            self._run(ranks[self._context.local_rank])
+        elif is_over or self._ranks or self._are_late():
+            self._refuse()
+
+    def finish(self) -> None:
+        """Answer the processes for which the script has not waited."""
+        for each in self._started:
+            if not each.process.daemon:
+                each.process.join()
+        self.check(is_over=True)
+
+    def _run(self, own: _Child) -> None:
+        own.target(*own.arguments, **own.named)
+        for each in self._ranks:  # the script may look at their status
+            vars(each.process)["_popen"].returncode = 0
+
+    def _are_late(self) -> bool:
+        """Return whether others have not followed the first one that would have joined a group."""
+        if self._joined_s is None:
+            self._joined_s = time.monotonic()
+            signals = threading.Timer(_OTHERS_S, os.kill, (os.getpid(), signal.SIGCHLD))
+            signals.daemon = True
+            signals.start()
+        return time.monotonic() >= self._joined_s + _OTHERS_S
+
+    def _refuse(self) -> NoReturn:
+        for each in self._started:
+            each.process.terminate()
         raise UsageError(
             f"script {self._script.path}: expected it to train in the processes that the launcher "
             "starts, but it trains in child processes of its own (torch.multiprocessing.Process), "
@@ -99,7 +161,9 @@ class SpawnedProcesses:
             process._target = functools.partial(_run_child, target)  # noqa: SLF001
             if not self._started:
                 _notice_ends(self.check)
-            self._started.append(process)
+            known = vars(process)  # which lacks them once it is started
+            child = _Child(process, target, known["_args"], known["_kwargs"])
+            self._started.append(child)
         hidden = os.environ.pop(_STORE_LISTENS, None)
         try:
             function(process)
@@ -141,11 +205,11 @@ def _notice_ends(check: Callable[[], None]) -> None:
 
 def _run_child(target: Callable[..., Any], *arguments: Any, **named: Any) -> None:
     """Run a function of the script in a child process, to its first sign of a training."""
-    vars(dist.distributed_c10d)["rendezvous"] = _end_child
-    dist.init_process_group = _end_child
-    torch.autograd.backward = _end_child
+    vars(dist.distributed_c10d)["rendezvous"] = partial(_end_child, _JOINS)
+    dist.init_process_group = partial(_end_child, _JOINS)
+    torch.autograd.backward = partial(_end_child, _TRAINS)
     target(*arguments, **named)
 
 
-def _end_child(*_arguments: Any, **_named: Any) -> NoReturn:
-    os._exit(_TRAINS)
+def _end_child(status: int, *_arguments: Any, **_named: Any) -> NoReturn:
+    os._exit(status)

@@ -37,7 +37,12 @@ from paceline.train.rank.script.modules import (
 from paceline.train.rank.script.observer import Observer
 from paceline.train.rank.script.own_steps import OwnStepsRecorder
 from paceline.train.rank.script.process_group import ProcessGroups, other_library
-from paceline.train.rank.script.program import failure_of, run_script, torchrun_variables
+from paceline.train.rank.script.program import (
+    EnoughSteps,
+    failure_of,
+    run_script,
+    torchrun_variables,
+)
 from paceline.train.rank.script.reached_rows import ReachedRowsRecorder
 from paceline.train.rank.script.recorder import TrainingRecorder
 from paceline.train.rank.script.resume_state import ResumeRecorder
@@ -143,7 +148,7 @@ class _ScriptRank:
                     stack.enter_context(self._touched.noticing())
                 if self._script.altered is not None:
                     stack.enter_context(altering(self._script.altered, self._start()))
-                has_ended = run_script(self._script, self._trial.arguments)
+                has_ended = run_script(self._script, self._trial.arguments) and self._end_children()
                 if has_ended:
                     self._peers.while_leaving = self._check_others
                 if self._rows is not None:
@@ -152,6 +157,15 @@ class _ScriptRank:
             self._training.record_spans(self._spans, started_unix_s)
         with self._spans("bookkeeping"):
             self._finish()
+
+    def _end_children(self) -> bool:
+        """Answer processes that the script has left; return whether it ended by itself."""
+        try:
+            if self._parameters is None:
+                self._processes.finish()
+        except EnoughSteps:
+            return False
+        return True
 
     def _start(self) -> Start | None:
         """Return what makes this training start as its reference; None: it starts by itself."""
@@ -230,7 +244,6 @@ class _ScriptRank:
     def _finish(self) -> None:
         """Write the result, after the script has ended well."""
         if self._parameters is None:
-            self._processes.check()
             self._touched.check(self._script.path)
             raise UsageError(
                 f"script {self._script.path}: expected a training, but it ended without a step of "
