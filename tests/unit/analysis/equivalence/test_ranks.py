@@ -257,29 +257,6 @@ def test_rows_of_another_size_on_each_rank_have_equal_weights(leaves_out, statem
     assert "80 and 96 elements" in first(found)
 
 
-def emptied_between(name, rank):
-    whole = own(name, rank, 2)
-    return replace(whole, passes=[replace(each, fresh=True) for each in whole.passes])
-
-
-def test_passes_between_which_gradients_are_emptied_count_if_the_optimiser_uses_their_sum():
-    def both(used, **more):
-        own_ones = [[emptied_between(name, rank) for name in NAMES] for rank in range(RANKS)]
-        steps = [a_step(r, used, passes=2, own=each, **more) for r, each in enumerate(own_ones)]
-        return judged(*steps)
-
-    found = both(lambda name: mean(name, 2))
-    assert (found.statement, found.rows) == (Statement.DATA_PARALLEL, (16, 16))
-    found = both(lambda name: mean(name, 2), terms=[term(1.0, number=p) for p in range(2)])
-    assert "2 accumulated passes are not divided" in first(found)
-
-    def last(name):
-        return sum(own_values(name, rank, 1) for rank in range(RANKS)) / RANKS
-
-    found = both(last, terms=[term(1.0, number=p) for p in range(2)])
-    assert (found.statement, found.rows) == (Statement.DATA_PARALLEL, (8, 8))
-
-
 def test_passes_must_be_exchanged_divided_and_equal():
     assert of_both(lambda n: mean(n, 2), passes=2).statement == Statement.DATA_PARALLEL
     whole = [term(1.0, number=p) for p in range(2)]

@@ -63,7 +63,6 @@ class Exchanged:
     is_finite: bool = True
     is_distinct: bool = True  # own gradients differ between ranks
     numbers: int = 0  # that are not zero
-    of_every: bool = False  # it has passes after which the gradient was emptied
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,6 @@ class _Own:
     by_pass: dict[tuple[int, int], Vector]  # rank, place of the pass
     norms: dict[tuple[int, int], float]
     low: bool
-    of_every: bool  # also of passes after which it was emptied
 
     @property
     def magnitude(self) -> float:
@@ -230,7 +228,7 @@ def _own(own: Mapping[int, OwnGradient], *, last: bool = False, every: bool = Fa
             by_pass[rank, place] = numbers(sketch)
             norms[rank, place] = max(sketch.l2, 0.0)
             low = low or sketch.low
-    return _Own(by_pass, norms, low, every)
+    return _Own(by_pass, norms, low)
 
 
 def _mean(place: TensorPart, own: _Own, used: Mapping[int, Sketch], ranks: int) -> Exchanged:
@@ -241,7 +239,6 @@ def _mean(place: TensorPart, own: _Own, used: Mapping[int, Sketch], ranks: int) 
         is_zero=not scale,
         is_distinct=own.is_distinct(),
         numbers=int(np.count_nonzero(mean)),
-        of_every=own.of_every,
     )
     vectors = [numbers(each) for each in used.values()]
     square = float(mean @ mean)

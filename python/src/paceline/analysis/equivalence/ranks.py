@@ -14,7 +14,6 @@ from itertools import count, pairwise
 
 import numpy as np
 
-from paceline.analysis.equivalence.counted_passes import with_counted_passes
 from paceline.analysis.equivalence.exchange import (
     Exchanged,
     Weights,
@@ -117,7 +116,7 @@ def judge_ranks(
         reason = "no step of an optimiser was recorded on every rank"
         found = RankFinding(level=Level.NOT_SHOWN, kind="no-step", reason=reason)
         return RanksFinding(statement=Statement.NOT_SHOWN, findings=(found,), steps=0)
-    return _Judgement(with_counted_passes(records), steps, of_rows).result()
+    return _Judgement(records, steps, of_rows).result()
 
 
 def statement_of(findings: Iterable[RankFinding]) -> Statement:

@@ -412,10 +412,8 @@ class OwnStepsRecorder:
             if not any(id(owner) in others for owner in leaf.owners):
                 name = name_of(leaf, names)
                 step.own += [] if name is None else take(leaf, name)
-        current = {each.number for own in step.own for each in own.current}
-        current = current or {self._gradients.number}  # gradients that ranks have in parts
-        # A script may empty gradients between passes, and add them up itself.
-        numbers = current.union(each.number for own in step.own for each in own.passes)
+        numbers = {each.number for own in step.own for each in own.current}
+        numbers = numbers or {self._gradients.number}  # gradients that ranks have in parts
         self._terms += self._noted_terms.take()
         step.terms = [each for each in self._terms if each.number in numbers]
         rows = [each for each in self._rows if each.number in numbers]
@@ -432,9 +430,9 @@ class OwnStepsRecorder:
             product.mixes(len(each.checksums), self._ranks)
             for product in self._products
             for each in step.rows
-            if each.number == product.number and each.number in current
+            if each.number == product.number
         )
-        self._products = [each for each in self._products if each.number not in current]
+        self._products = [each for each in self._products if each.number not in numbers]
         if any(place_of(p) is None for p in _parameters([optimizer])):
             self._note_layout(DIVIDED)
         self._found.mixing = sorted({*self._found.mixing, *self._states.mixing()})
