@@ -101,6 +101,13 @@ def test_the_stack_is_written_where_the_script_replaces_print_and_stderr(
     assert "int('x')" in capsys.readouterr().err
 
 
+def test_what_a_script_has_put_in_the_place_of_print_ends_with_it(tmp_path, capsys):
+    text = "import builtins\nbuiltins.print = lambda *words: None\n"
+    assert run_script(script(tmp_path, text))
+    print("said", flush=True)
+    assert capsys.readouterr().out == "said\n"
+
+
 def test_an_error_of_ours_has_no_stack(tmp_path, capsys):
     text = "from paceline.base.errors import UsageError\nraise UsageError('no process group')\n"
     with pytest.raises(UsageError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 import traceback
@@ -43,7 +44,7 @@ def run_script(script: Script, more: Sequence[str] = ()) -> bool:
         sys.path[0] = folder
     else:  # the first entry is one of PYTHONPATH, or an archive with this package
         sys.path.insert(0, folder)
-    log = sys.stderr  # the script may replace it
+    log, own_print = sys.stderr, builtins.print  # the script may replace them
     try:
         _run_as_main(script)
     except EnoughSteps:
@@ -55,6 +56,8 @@ def run_script(script: Script, more: Sequence[str] = ()) -> bool:
     except Exception as error:
         _write_stack(script, error, log)
         raise
+    finally:
+        builtins.print = own_print  # that of a script may know no `file`
     return True
 
 
