@@ -157,6 +157,16 @@ def test_parts_of_a_table_are_from_several_raw_files(
     ]  # fmt: skip
 
 
+def lines_of(
+    spec: str, rows: object, result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Return the lines of a table that shows the rows of a raw file `new`."""
+    monkeypatch.setattr(result_tables, "raw", {"new": {"rows": rows}}.__getitem__)
+    monkeypatch.setattr(result_tables, "declared", lambda: {"t": tomllib.loads(spec)})
+    lines: list[str] = result_tables.table("t").splitlines()
+    return lines
+
+
 def test_a_table_of_cells_has_several_columns_that_name_a_row(
     result_tables: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,9 +180,7 @@ def test_a_table_of_cells_has_several_columns_that_name_a_row(
         {"net": "a", "batch": 8, "link": "full", "s": 0.5},
         {"net": "a", "batch": 16, "link": "slow", "s": 0.25},
     ]
-    monkeypatch.setattr(result_tables, "raw", {"new": {"rows": rows}}.__getitem__)
-    monkeypatch.setattr(result_tables, "declared", lambda: {"t": tomllib.loads(spec)})
-    assert result_tables.table("t").splitlines() == [
+    assert lines_of(spec, rows, result_tables, monkeypatch) == [
         "| net | batch | full | slow |", "| --- | --- | --- | --- |",
         "| a | 8 | 0.500 | – |", "| a | 16 | – | 0.250 |",
     ]  # fmt: skip
@@ -188,9 +196,7 @@ def test_values_of_a_paper_are_beside_those_of_its_rows(
     columns = [["name", "name"], ["paper", "paper"], ["here", "s"]]
     """
     rows = [{"name": name, "s": 0.5} for name in ("a", "b", "c")]
-    monkeypatch.setattr(result_tables, "raw", {"new": {"rows": rows}}.__getitem__)
-    monkeypatch.setattr(result_tables, "declared", lambda: {"t": tomllib.loads(spec)})
-    assert result_tables.table("t").splitlines()[2:] == [
+    assert lines_of(spec, rows, result_tables, monkeypatch)[2:] == [
         "| a | 26.62 | 0.500 |", "| b | – | 0.500 |", "| c | above 90 % | 0.500 |",
     ]  # fmt: skip
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -480,13 +479,10 @@ def compared(
     before: subtracted from ours. noise: elements whose difference is also told apart.
     """
     theirs_2 = difference_2 = product = noise_2 = 0.0
-    checksum = 0
     kind = torch.promote_types(torch.promote_types(ours.dtype, reference.dtype), torch.float32)
     flat = [ours.detach().reshape(-1), reference.reshape(-1)]
     flat += [each.reshape(-1) for each in (before, noise) if each is not None]
     for a, b, *more in zip(*(torch.split(each, _PART) for each in flat), strict=True):
-        if hashed:
-            checksum = zlib.crc32(a.cpu().contiguous().view(torch.uint8).numpy().data, checksum)
         own, theirs = a.to(kind), b.to(kind)
         if before is not None:
             own = own - more.pop(0).to(kind)
@@ -502,7 +498,7 @@ def compared(
         l2=_finite(math.sqrt(theirs_2)),
         difference_l2=_finite(math.sqrt(difference_2)),
         factor=_finite(product) / theirs_2 if theirs_2 else None,
-        crc32=checksum if hashed else None,
+        crc32=crc32_of(ours) if hashed else None,
         noise_l2=_finite(math.sqrt(noise_2)),
     )
 
