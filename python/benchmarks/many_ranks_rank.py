@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 import paceline.mpi
 from paceline.collectives.mpi.message_collectives import MessageCollectives
-from paceline.collectives.mpi.point_to_point import RankNames
+from paceline.collectives.mpi.world import RankNames
 from simulation_job import ALL_GATHER
 
 if TYPE_CHECKING:

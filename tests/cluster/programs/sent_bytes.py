@@ -28,7 +28,7 @@ import paceline
 import paceline.mpi
 from paceline.collectives.message_schedules import ALGORITHMS
 from paceline.collectives.mpi.message_collectives import MessageCollectives, Traffic
-from paceline.collectives.mpi.point_to_point import RankNames
+from paceline.collectives.mpi.world import RankNames
 from paceline.runner.lab import INTERFACE
 from paceline.train.transports.bucket_settings import FactorSetting
 

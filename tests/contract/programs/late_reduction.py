@@ -22,7 +22,7 @@ from ranks import make_context
 
 from paceline.base.errors import TimedOut
 from paceline.collectives.mpi.all_reduce import AllReduce
-from paceline.collectives.mpi.point_to_point import RankNames
+from paceline.collectives.mpi.world import RankNames
 from paceline.train.rank.peers import open_store
 
 folder, limit_s = Path(sys.argv[2]), float(sys.argv[3])

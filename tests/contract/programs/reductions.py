@@ -27,7 +27,7 @@ from paceline.collectives import message_schedules
 from paceline.collectives.mpi import all_reduce
 from paceline.collectives.mpi import all_reduce as calibration
 from paceline.collectives.mpi.all_reduce import AllReduce
-from paceline.collectives.mpi.point_to_point import RankNames
+from paceline.collectives.mpi.world import RankNames
 from paceline.train.rank.peers import open_store
 
 LIMIT_S = 30.0

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.base.errors import TimedOut
 from paceline.collectives.mpi import point_to_point
-from paceline.collectives.mpi.point_to_point import AdaptivePause
+from paceline.collectives.mpi.world import AdaptivePause
 
 
 class Clock:

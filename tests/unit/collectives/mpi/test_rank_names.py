@@ -1,6 +1,6 @@
 """Ranks of a sub-group as the user knows them; the collective part is tested under mpirun."""
 
-from paceline.collectives.mpi.point_to_point import RankNames
+from paceline.collectives.mpi.world import RankNames
 
 NAMES = RankNames(world_ranks=(4, 0, 7), hosts=("a", "a", "b"))
 

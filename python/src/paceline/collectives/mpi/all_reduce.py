@@ -25,7 +25,7 @@ from paceline.collectives.mpi.message_collectives import (
     MessageCollectives,
     Traffic,
 )
-from paceline.collectives.mpi.point_to_point import RankNames, complete, poll_until
+from paceline.collectives.mpi.world import RankNames, complete, poll_until
 from paceline.collectives.recorder import GroupDescription
 from paceline.collectives.shared_memory import HostGroup, open_host_group
 from paceline.collectives.torch_internals import Store

@@ -31,7 +31,7 @@ from paceline.collectives.buffers import (
 from paceline.collectives.message_schedules import MESSAGE_BYTES
 from paceline.collectives.mpi.all_reduce import of_rank_0
 from paceline.collectives.mpi.message_collectives import MessageCollectives
-from paceline.collectives.mpi.point_to_point import RankNames, complete
+from paceline.collectives.mpi.world import RankNames, complete
 from paceline.collectives.recorder import GroupDescription
 
 # MPI types that move elements of a given size. Bytes would exceed MPI's count limit sooner.

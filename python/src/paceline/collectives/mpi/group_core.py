@@ -24,12 +24,8 @@ from paceline.collectives.errors import PacelineError
 from paceline.collectives.message_schedules import Algorithm
 from paceline.collectives.mpi.all_reduce import AllReduce, CollectiveStatistics
 from paceline.collectives.mpi.collectives import Collectives
-from paceline.collectives.mpi.point_to_point import (
-    Messenger,
-    MpiMessage,
-    RankNames,
-    limit_end_after_failure,
-)
+from paceline.collectives.mpi.point_to_point import Messenger, MpiMessage, limit_end_after_failure
+from paceline.collectives.mpi.world import RankNames
 from paceline.collectives.recorder import (
     GroupDescription,
     begin_operation,

@@ -32,7 +32,7 @@ from paceline.collectives.message_schedules import (
     chunks,
     concurrent_chunks,
 )
-from paceline.collectives.mpi.point_to_point import AdaptivePause, RankNames
+from paceline.collectives.mpi.world import AdaptivePause, RankNames
 from paceline.collectives.shared_memory import HostGroup, Leaders
 
 _SHORT_BYTES = 64 * 2**10  # between hosts

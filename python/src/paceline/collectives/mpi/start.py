@@ -17,8 +17,8 @@ from mpi4py.run import set_abort_status
 
 from paceline.collectives.errors import EnvironmentLacks, TimedOut
 from paceline.collectives.host import LOOPBACK, address_towards, host_name, interface_address
-from paceline.collectives.mpi.point_to_point import World, poll_until
 from paceline.collectives.mpi.process_group import Options
+from paceline.collectives.mpi.world import World, poll_until
 from paceline.collectives.signatures import new_secret, use_secret
 from paceline.collectives.torch_internals import TCPStore
 

@@ -39,7 +39,7 @@ from paceline.runner.job.run_directory import (
 from paceline.train.training.resources import keep_freed_memory
 
 if TYPE_CHECKING:
-    from paceline.collectives.mpi.point_to_point import World
+    from paceline.collectives.mpi.world import World
 
 # Rank 0 reports an error that all ranks share; its Abort then ends the others.
 _RANK_0_REPORTS_S = 1.0
@@ -76,7 +76,7 @@ class EnclosingJob:
 def main() -> int:
     """Train as the rank that MPI says; return the exit code."""
     keep_freed_memory()  # before MPI starts threads, of which each gets an arena of its own
-    from paceline.collectives.mpi.point_to_point import World  # noqa: PLC0415  (it initialises MPI)
+    from paceline.collectives.mpi.world import World  # noqa: PLC0415  (it initialises MPI)
 
     return run_as_rank(World(), train)
 
