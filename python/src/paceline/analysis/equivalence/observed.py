@@ -35,7 +35,7 @@ from paceline.measure.records.own_steps import (
     TrainedRows,
     Update,
 )
-from paceline.measure.records.phases import NOISE_SHARE, ROUNDING_ONLY
+from paceline.measure.records.phases import MOST_DIFFERENCE, NOISE_SHARE, ROUNDING_ONLY
 
 _SAME_SCALE = 1e-4  # relative difference of two numbers by which ranks multiply a gradient
 _EQUAL_START = 1e-6
@@ -329,7 +329,7 @@ class _Judgement:
     def _most(self, theirs: Update) -> float:
         """Return the smallest mistake that must be found: a part of a sample's share."""
         batch = len(theirs.samples or ()) or 1
-        return max(LEAST_MISTAKE, 1 / (2 * batch)) * (theirs.step + 1)
+        return min(max(LEAST_MISTAKE, 1 / (2 * batch)), MOST_DIFFERENCE) * (theirs.step + 1)
 
     def _of_weights(self, step: int, worst: ComparedTensor) -> LayoutFinding:
         by = "" if worst.factor is None else f", by a factor of {worst.factor:.2f}"

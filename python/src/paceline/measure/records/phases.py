@@ -69,6 +69,8 @@ OTHER_SPANS = ("rendezvous", "model_build", "restore", "evaluation", "bookkeepin
 ROUNDING_ONLY = 0.1
 # Share of the norm of all tensors below which the gradient of one tensor is noise.
 NOISE_SHARE = 2.0**-13
+# By more of its norm no gradient of the first step may differ, however rounding changes it.
+MOST_DIFFERENCE = 0.5
 
 # Unit roundoff of each arithmetic (IEEE 754), see `Training.arithmetic`; of bf16 the average one.
 ROUNDOFF = {

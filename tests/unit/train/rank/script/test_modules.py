@@ -16,6 +16,7 @@ from paceline.train.rank.script.modules import (
     without_wrappers,
 )
 from paceline.train.rank.script.own_states import States
+from paceline.train.rank.script.tensors import Checksums
 
 
 def called(*models, inputs=None):
@@ -67,7 +68,7 @@ def test_parts_that_are_called_one_by_one_have_the_names_of_the_model():
     assert list(whole.models()) == ["embed.", "body.", "head."]
     last = called(model.head, model.body, inputs=inputs)
     assert list(last.models()) == ["head.", "body."]
-    assert States(last).models() == last.models()
+    assert States(last, Checksums()).models() == last.models()
     alone = called(model.body, inputs=inputs)
     assert list(alone.models()) == [""]
     alone.is_stage = True
@@ -100,7 +101,7 @@ def test_buffers_of_a_module_without_parameters_have_its_class_as_name():
             return rows - self.mean
 
     centre, model = Centre(), nn.Linear(4, 4)
-    states = States(called(model, centre))
+    states = States(called(model, centre), Checksums())
     states.called(centre, 1)
     [buffer] = states.take_buffers()
     assert (buffer.place.name, buffer.is_of_model) == ("Centre.mean", False)
@@ -135,7 +136,9 @@ def trained(update, steps=9):
 
 
 def test_a_module_that_mixes_rows_has_no_name_of_a_wrapper():
-    states = States(called(nn.Sequential(nn.DataParallel(nn.Sequential(nn.BatchNorm1d(4))))))
+    states = States(
+        called(nn.Sequential(nn.DataParallel(nn.Sequential(nn.BatchNorm1d(4))))), Checksums()
+    )
     assert states.mixing() == ["0.0 (BatchNorm1d)"]
 
 

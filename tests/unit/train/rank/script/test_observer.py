@@ -8,6 +8,7 @@ from tests.support.trials import rank_context
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from paceline.analysis.equivalence.observed import judge
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import document
 from paceline.measure.records.layout import TrialFiles
@@ -15,6 +16,7 @@ from paceline.measure.records.own_steps import Observed
 from paceline.plan.trials.trial import Observation
 from paceline.train.rank.script.batches import checksums
 from paceline.train.rank.script.observer import Observer, per_sample
+from paceline.train.rank.script.tensors import Checksums
 
 
 def observed(folder, train, *, rank=0, reference=None, rounded=False):
@@ -24,7 +26,7 @@ def observed(folder, train, *, rank=0, reference=None, rounded=False):
     own.root.mkdir(parents=True)
     observation = Observation(reference=reference, rounded=rounded, steps=100)
     context = rank_context(rank, ranks=2)
-    observer = Observer(observation, context, files, own, Recorder(lambda _: None))
+    observer = Observer(observation, context, files, own, Recorder(lambda _: None), Checksums())
     with observer.observing():
         train()
     found = document(own.observed, Observed)
@@ -67,11 +69,24 @@ def test_the_reference_describes_itself(tmp_path):
 
 def test_another_trial_is_compared_with_it_tensor_by_tensor(tmp_path):
     observed(tmp_path / "reference", training())
-    found = observed(tmp_path / "other", training(scale=2.0), reference="reference")
+    found = observed(tmp_path / "other", training(scale=1.25), reference="reference")
     assert all(each.difference_l2 == 0 for each in found.initial)
-    assert [each.factor for each in found.updates[0].gradient] == pytest.approx(4 * [2.0])
-    assert [each.factor for each in found.updates[0].change] == pytest.approx(4 * [2.0], rel=1e-4)
+    assert [each.factor for each in found.updates[0].gradient] == pytest.approx(4 * [1.25])
+    assert [each.factor for each in found.updates[0].change] == pytest.approx(4 * [1.25], rel=1e-4)
     assert not found.unknown
+
+
+def test_nothing_is_compared_behind_a_gradient_that_no_limit_allows(tmp_path):
+    whole = observed(tmp_path / "reference", training())
+    found = observed(tmp_path / "other", training(scale=2.0), reference="reference")
+    first, second = found.updates
+    assert [each.factor for each in first.gradient] == pytest.approx(4 * [2.0])
+    later = [first.weights, first.change, second.gradient, second.weights, second.change]
+    assert not any(later)
+    assert {each.step for each in found.calls} == {0}
+    assert [each.samples for each in found.updates] == [each.samples for each in whole.updates]
+    finding = judge([whole], [], [found])
+    assert (finding.passed, finding.step, finding.factor) == (False, 0, pytest.approx(2.0))
 
 
 def test_rounding_changes_little_but_something(tmp_path):

@@ -7,6 +7,7 @@ from numpy.testing import assert_allclose
 
 from paceline.analysis.equivalence.exchange import numbers
 from paceline.train.rank.script.own_gradients import sections, sketch
+from paceline.train.rank.script.tensors import Checksums
 
 SIZES = (1, 63, 64, 65, 2**16 + 3)
 
@@ -50,3 +51,23 @@ def test_a_changed_bit_changes_the_checksum():
     assert sketch(tensor).crc32 != sketch(other).crc32
     assert sketch(tensor.bfloat16()).low
     assert sketch(torch.tensor([1.0, float("inf")])).l2 == -1
+
+
+def test_a_checksum_is_computed_once_until_it_is_forgotten():
+    tensor, checksums = random(2**16 + 3), Checksums()
+    assert checksums.known(tensor) is None
+    first = sketch(tensor, checksums)
+    assert checksums.known(tensor.detach()) == checksums.of(tensor) == first.crc32
+    tensor += 1
+    assert sketch(tensor, checksums).crc32 == first.crc32  # it was not forgotten
+    checksums.forget()
+    assert checksums.of(tensor) == sketch(tensor).crc32 != first.crc32
+
+
+def test_tensors_that_share_memory_or_follow_each_other_in_it_have_their_own_checksums():
+    checksums = Checksums()
+    tensor = random(12).reshape(3, 4)
+    views = (tensor, tensor.t(), tensor[:2], tensor.double(), tensor.bfloat16())
+    assert [checksums.of(each) for each in views] == [sketch(each).crc32 for each in views]
+    made = [checksums.of(random(1000, seed)) for seed in range(20)]
+    assert made == [sketch(random(1000, seed)).crc32 for seed in range(20)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.own_steps import ComparedTensor, ModuleCall, Observed, Update
+from paceline.measure.records.phases import MOST_DIFFERENCE, NOISE_SHARE
 from paceline.plan.trials.trial import Observation, RankContext
 from paceline.train.rank.script.batches import checksums, rows_of, samples_of, tensors_in
 from paceline.train.rank.script.modules import (
@@ -48,7 +49,7 @@ from paceline.train.rank.script.phases import (
     replaced,
 )
 from paceline.train.rank.script.resume_state import generators
-from paceline.train.rank.script.tensors import crc32_of, gradient_of, whole, whole_of
+from paceline.train.rank.script.tensors import Checksums, gradient_of, whole, whole_of
 from paceline.train.training.tensors import save_tensors
 
 # Relative change of the outputs of a first module: 16 units of roundoff of fp32, and one of the
@@ -75,8 +76,11 @@ class Observer:
         files: TrialFiles,
         own: RankFiles,
         operations: Recorder,
+        checksums: Checksums,
     ) -> None:
+        """checksums: known while a step begins, or while it ends."""
         self._observation = observation
+        self._checksums = checksums
         self._keeps = observation.reference is None
         self._reference = TrialFiles(files.root.parent / (observation.reference or files.root.name))
         self._own = own
@@ -90,7 +94,9 @@ class Observer:
         self._optimizers: list[Optimizer] = []
         self._steps: list[int] = []  # of each optimiser
         self._before: dict[str, Tensor] = {}  # weights before the step that is under way
+        self._copies: dict[int, dict[str, Tensor]] = {}  # their memory, by optimiser: new is slow
         self._gradient: list[ComparedTensor] | None = None  # of the step that is under way
+        self._is_apart = False  # see `_are_apart`: no tensor is compared from then on
         self._rounding: dict[str, Tensor] = {}  # elements of it that are nothing but roundings
         self._batch: list[str] | None = None  # checksums of the samples of the last batch
         self._samples: list[str] = []  # of all batches since the last step
@@ -213,7 +219,7 @@ class Observer:
         if first.dtype in _LOW_PRECISION:
             self._found.low_precision = True
         samples = self._part or self._batch
-        if _is_layer(module) and samples:
+        if _is_layer(module) and samples and not self._is_apart:
             numbers = per_sample(first, len(samples))
             if numbers is not None:
                 gradient: list[Any] = []
@@ -235,6 +241,7 @@ class Observer:
     # --- optimisers ---
 
     def _before_step(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
+        self._checksums.forget()
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
             self._steps.append(0)
@@ -244,17 +251,30 @@ class Observer:
             self._flat = flat_parameters(self._models)
         number = self._optimizers.index(optimizer)
         if self._steps[number] >= self._observation.steps:
+            self._copies.pop(number, None)
             if not number:  # the steps that are compared are over
                 self._hooks.close()
             return
-        weights = self._weights(optimizer)
-        if not self._steps[number]:
-            self._found.initial += self._compared(f"initial-{number}", weights, hashed=False)
+        is_first = not self._steps[number]
+        self._begin, self._before, self._gradient = [], {}, None
+        weights = self._weights(optimizer) if is_first or not self._is_apart else {}
+        if is_first:
+            theirs = self._reference_at(f"initial-{number}", weights)
+            self._found.initial += self._compared(weights, theirs, hashed=False)
+        if self._is_apart:
+            return
         self._begin = self._moved_before(number, weights)
-        self._before = {name: tensor.clone() for name, tensor in weights.items()}
-        self._gradient = None
+        self._before = self._copied(number, weights)
         if not has_closure(arguments, named):
             self._compare_gradients(optimizer, number)
+
+    def _copied(self, number: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        copies = self._copies.setdefault(number, {})
+        for name, tensor in weights.items():
+            if name not in copies or copies[name].shape != tensor.shape:
+                copies[name] = torch.empty_like(tensor)
+            copies[name].copy_(tensor)
+        return {name: copies[name] for name in weights}
 
     def _moved_before(self, number: int, weights: Mapping[str, Tensor]) -> list[ComparedTensor]:
         """Compare weights that something else has moved since the step before, as a broadcast does.
@@ -264,28 +284,30 @@ class Observer:
         after = self._after.pop(number, {})
         if self._keeps and not self._context.is_first:
             return []  # the first rank may be writing them
-        moved = (
-            [n for n, each in weights.items() if after.get(n, 0) != crc32_of(each)] if after else []
-        )
+        moved = [
+            name
+            for name, each in weights.items()
+            if after and after.get(name, 0) != self._checksums.of(each)
+        ]
         path = self._reference.weights_at(f"observed-weights-{number}-{self._steps[number] - 1}")
         if not moved or not path.exists():
             return []
         theirs = load_file(path)
         return [
-            compared(name, weights[name], theirs[name], hashed=False)
+            compared(name, weights[name], theirs[name])
             for name in moved
             if name in theirs and theirs[name].shape == weights[name].shape
         ]
 
     def _after_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
+        self._checksums.forget()
         number = self._optimizers.index(optimizer)
         if self._steps[number] >= self._observation.steps:
             return
-        if self._gradient is None:
+        if self._gradient is None and not self._is_apart:
             self._compare_gradients(optimizer, number)
-        weights = self._weights(optimizer)
         step = self._steps[number]
-        place = f"{number}-{step}"
+        moved, change = ([], []) if self._is_apart else self._compared_weights(optimizer, number)
         reduced = [each.arrived_unix_s for each in self._operations.ended()]
         clipped = self._clipped_unix_s
         self._found.updates.append(
@@ -295,14 +317,8 @@ class Observer:
                 samples=self._samples or None,
                 losses=self._losses,
                 gradient=self._gradient or [],
-                weights=self._compared(f"weights-{place}", {**weights, **self._float_buffers()}),
-                change=self._compared(
-                    f"change-{place}",
-                    {n: weights[n] for n in self._before},
-                    hashed=False,
-                    before=self._before,
-                    noise=self._rounding,
-                ),
+                weights=moved,
+                change=change,
                 clipped=clipped is not None and max(reduced, default=0.0) > clipped,
                 drew=self._drew,
                 generators=dict(generators().items() - self._unused.items()),
@@ -311,13 +327,28 @@ class Observer:
                 has_unknown_rows=self._has_unknown_rows,
             )
         )
-        self._after[number] = {name: crc32_of(each) for name, each in weights.items()}
         self._steps[number] += 1
         self._batch, self._samples, self._losses = None, [], []
         self._clipped_unix_s, self._drew = None, False
         self._part, self._covered, self._calling = None, {}, []
         self._inputs, self._has_unknown_rows = [], False
         self._before, self._gradient, self._rounding = {}, None, {}
+
+    def _compared_weights(
+        self, optimizer: Optimizer, number: int
+    ) -> tuple[list[ComparedTensor], list[ComparedTensor]]:
+        """Compare weights and float buffers after a step, and how far it has moved the weights."""
+        place = f"{number}-{self._steps[number]}"
+        weights = self._weights(optimizer)
+        self._after[number] = {name: self._checksums.of(each) for name, each in weights.items()}
+        every = {**weights, **self._float_buffers()}
+        moved = {name: weights[name] for name in self._before}
+        change = {n: t - self._before[n] for n, t in moved.items()} if self._keeps else {}
+        changes = self._reference_at(f"change-{place}", change)
+        return (
+            self._compared(every, self._reference_at(f"weights-{place}", every)),
+            self._compared(moved, changes, hashed=False, before=self._before),
+        )
 
     def _parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
         return named_parameters([optimizer], self._names)
@@ -329,8 +360,11 @@ class Observer:
         """Compare the gradients now: an optimiser may change them."""
         found = whole_of(self._parameters(optimizer), self._flat, gradient_of)
         point = f"gradient-{number}-{self._steps[number]}"
-        self._gradient = self._compared(point, found)
-        self._rounding = self._noise(point, found)
+        theirs = self._reference_at(point, found)
+        self._gradient = self._compared(found, theirs)
+        step = self._steps[number]
+        self._is_apart = _are_apart(self._gradient, step) and not self._sharded()
+        self._rounding = {} if self._keeps else self._noise(found, theirs)
 
     def _float_buffers(self) -> dict[str, Tensor]:
         buffers = named_buffers(self._models)
@@ -338,49 +372,48 @@ class Observer:
 
     # --- comparison ---
 
-    def _noise(self, point: str, gradient: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _noise(
+        self, gradient: Mapping[str, Tensor], theirs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Return which elements of gradients are nothing but roundings, here and in the reference.
 
         Optimisers as Adam, which divide by the size of the gradient, move them by any amount.
         """
-        path = self._reference.weights_at(f"observed-{point}")
-        if self._keeps or not path.exists():
-            return {}
         share = _NOISE_LOW_PRECISION if self._found.low_precision else _NOISE
-        every = load_file(path)
         return {
             name: noise
             for name, ours in gradient.items()
-            if name in every and (noise := _rounding(ours, every[name], share)) is not None
+            if name in theirs and (noise := _rounding(ours, theirs[name], share)) is not None
         }
+
+    def _reference_at(self, point: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the reference's tensors at a point of the training: those given, or its file's.
+
+        The reference itself keeps them.
+        """
+        path = self._reference.weights_at(f"observed-{point}")
+        if not self._keeps:
+            return load_file(path) if path.exists() else {}
+        if self._context.is_first:
+            save_tensors(path, tensors)
+        return tensors
 
     def _compared(
         self,
-        point: str,
         tensors: Mapping[str, Tensor],
+        theirs: Mapping[str, Tensor],
         *,
         hashed: bool = True,
         before: Mapping[str, Tensor] | None = None,
-        noise: Mapping[str, Tensor] | None = None,
     ) -> list[ComparedTensor]:
-        """Compare tensors with the reference's at a point of the training, or keep them for it.
+        """Compare tensors with the reference's.
 
         hashed: whether the checksums of ranks are compared with each other. before: what is
-        subtracted from them first. noise: see `_noise`.
+        subtracted from them first; then differences of rounded elements are told apart.
         """
-        path, before, noise = (
-            self._reference.weights_at(f"observed-{point}"),
-            before or {},
-            noise or {},
-        )
-        if self._keeps:
-            theirs = {n: t - before[n] if n in before else t for n, t in tensors.items()}
-            if self._context.is_first:
-                save_tensors(path, theirs)
-        else:
-            theirs = load_file(path) if path.exists() else {}
         sharded = self._sharded()
         hashed = hashed and self._context.world_size > 1
+        noise = {} if before is None else self._rounding
         found = []
         for name, ours in tensors.items():
             reference = theirs.get(name)
@@ -394,8 +427,8 @@ class Observer:
                     name,
                     ours,
                     reference,
-                    hashed=is_hashed,
-                    before=before.get(name),
+                    crc32=self._checksums.of(ours) if is_hashed else None,
+                    before=None if before is None else before[name],
                     noise=noise.get(name),
                 )
             )
@@ -465,16 +498,26 @@ def _is_layer(module: nn.Module) -> bool:
     return own is not None or next(module.children(), None) is None
 
 
+def _are_apart(gradient: Sequence[ComparedTensor], step: int) -> bool:
+    """Return whether gradients differ by more than any limit allows, as those of other samples do.
+
+    The judgement of the whole training ends with this step then, whatever follows.
+    """
+    whole = math.hypot(*(each.l2 for each in gradient))
+    limit = MOST_DIFFERENCE * (step + 1)
+    return any(each.difference_l2 > limit * (each.l2 + NOISE_SHARE * whole) for each in gradient)
+
+
 def compared(
     name: str,
     ours: Tensor,
     reference: Tensor,
     *,
-    hashed: bool,
+    crc32: int | None = None,
     before: Tensor | None = None,
     noise: Tensor | None = None,
 ) -> ComparedTensor:
-    """Compare a tensor with the reference's on the CPU, part by part.
+    """Compare a tensor, whose checksum may be known, with the reference's on the CPU.
 
     before: subtracted from ours. noise: elements whose difference is also told apart.
     """
@@ -498,7 +541,7 @@ def compared(
         l2=_finite(math.sqrt(theirs_2)),
         difference_l2=_finite(math.sqrt(difference_2)),
         factor=_finite(product) / theirs_2 if theirs_2 else None,
-        crc32=crc32_of(ours) if hashed else None,
+        crc32=crc32,
         noise_l2=_finite(math.sqrt(noise_2)),
     )
 

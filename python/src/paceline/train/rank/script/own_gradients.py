@@ -28,6 +28,7 @@ from paceline.base.torch_internals import is_traced
 from paceline.base.torch_internals.autograd import hooks_of
 from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.measure.records.own_steps import OwnGradient, OwnPass, Sketch, TensorPart
+from paceline.train.rank.script.tensors import Checksums, flattened
 
 _MOST_PASSES = 16
 
@@ -217,10 +218,13 @@ _BLOCK = 2**16
 _LOW = {torch.bfloat16, torch.float16}
 
 
-def sketch(tensor: Tensor) -> Sketch:
-    """Return the sketch of all elements of a tensor, in their order."""
-    kind = torch.float64 if tensor.dtype is torch.float64 else torch.float32
-    flat = tensor.detach().to("cpu", kind).contiguous().reshape(-1)
+def sketch(tensor: Tensor, checksums: Checksums | None = None) -> Sketch:
+    """Return the sketch of all elements of a tensor, in their order.
+
+    checksums: those that are known, to which that of the tensor is added.
+    """
+    flat = flattened(tensor)
+    known = None if checksums is None else checksums.known(tensor)
     total = torch.zeros(_NUMBERS, dtype=torch.float64)
     square = 0.0
     plain = 0.0
@@ -228,11 +232,16 @@ def sketch(tensor: Tensor) -> Sketch:
     for block, part in enumerate(torch.split(flat, _BLOCK)):
         square += float(torch.dot(part, part))
         plain += float(part.sum(dtype=torch.float64))
-        checksum = zlib.crc32(part.numpy().data, checksum)
+        if known is None:
+            checksum = zlib.crc32(part.numpy().data, checksum)
         signed = part * _signs()[: len(part)]
         if len(part) % _NUMBERS:
             signed = torch.nn.functional.pad(signed, (0, -len(part) % _NUMBERS))
         total += signed.view(-1, _NUMBERS).sum(0).double() * _sign_of_block(block)
+    if known is not None:
+        checksum = known
+    elif checksums is not None:
+        checksums.note(tensor, checksum)
     return Sketch(
         numbers=base64.b64encode(total.float().numpy().astype("<f4").tobytes()).decode(),
         l2=square**0.5 if square < float("inf") else -1.0,

@@ -24,7 +24,7 @@ from paceline.train.rank.script.modules import (
     plain_names,
 )
 from paceline.train.rank.script.own_gradients import Leaf, coordinate, place_of, sketch
-from paceline.train.rank.script.tensors import crc32_of, gradient_of
+from paceline.train.rank.script.tensors import Checksums, gradient_of
 
 # In training mode they normalise by their rows, and only update their buffers.
 _STATISTICS = (
@@ -39,8 +39,9 @@ _MARKED_ELEMENTS = 16
 class States:
     """Reads the state of a rank's models and optimisers."""
 
-    def __init__(self, modules: CalledModules) -> None:
+    def __init__(self, modules: CalledModules, checksums: Checksums) -> None:
         self._modules = modules
+        self._checksums = checksums  # of weights and gradients
         self._known: Known | None = None  # of called modules when names were last found
         self._models: dict[str, nn.Module] = {}
         self._flat: list[FlatParameter] = []
@@ -118,7 +119,7 @@ class States:
                 found[name] = State(
                     place=place_of(parameter, name) or _coordinates(parameter, name),
                     shape=list(parameter.shape),
-                    value=sketch(local(parameter)),
+                    value=sketch(local(parameter), self._checksums),
                 )
             else:
                 own = owner.own(Tensor.detach)
@@ -213,7 +214,7 @@ class States:
         """Return a checksum of each parameter of an optimiser."""
         names = self.names([optimizer])
         return {
-            names.get(id(p), ""): crc32_of(local(p))
+            names.get(id(p), ""): self._checksums.of(local(p))
             for p in _parameters(optimizer)
             if not p.is_meta
         }
@@ -235,7 +236,7 @@ class States:
             elif parameter.grad is not None:
                 found[name] = UsedGradient(
                     place=place_of(parameter, name) or _coordinates(parameter, name),
-                    value=sketch(local(parameter.grad)),
+                    value=sketch(local(parameter.grad), self._checksums),
                     before_clip=clipped.get(id(parameter)),
                 )
         return list(found.values())

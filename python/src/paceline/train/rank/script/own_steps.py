@@ -65,6 +65,7 @@ from paceline.train.rank.script.phases import (
     replaced,
 )
 from paceline.train.rank.script.reached_rows import ReachedRowsRecorder
+from paceline.train.rank.script.tensors import Checksums
 
 _MOST_ROWS = 1024
 _KEPT_PASSES = 64
@@ -85,7 +86,9 @@ class OwnStepsRecorder:
         ranks: int,
         rows: ReachedRowsRecorder,
         operations: Recorder,
+        checksums: Checksums,
     ) -> None:
+        """checksums: of what the recorder before this one has seen of the same moment."""
         self._operations = operations
         self._most, self._last = observe.steps, observe.last
         self._file, self._ranks = own.own_steps, ranks
@@ -94,7 +97,8 @@ class OwnStepsRecorder:
         self._modules = CalledModules()
         self._gradients = OwnGradients()
         self._noted_terms = LossTerms()
-        self._states = States(self._modules)
+        self._checksums = checksums
+        self._states = States(self._modules, checksums)
         self._optimizers: list[Optimizer] = []
         self._counts: list[int] = []
         self._stepping = 0  # depth of optimisers that call others
@@ -126,6 +130,8 @@ class OwnStepsRecorder:
         with ExitStack() as stack:
             stack.callback(self._write)
             stack.enter_context(around_steps(self._before_step, self._after_step))
+            forget = self._checksums.forget  # they keep gradients, which the script may free
+            stack.enter_context(around_steps(forget, forget))
             self._enter(stack.enter_context(self._hooks))
             yield
 
@@ -159,6 +165,7 @@ class OwnStepsRecorder:
             stack.callback(handle.remove)
 
     def _write(self) -> None:
+        self._checksums.forget()  # a step may have been broken off
         if self._reached_rows.has_ended and self._counts:
             self._note_later()
             if self._last:

@@ -104,10 +104,43 @@ class ParameterRecord:
         return gathered(tensors, device) if self._is_staged else tensors
 
 
-def crc32_of(tensor: Tensor) -> int:
-    """Return a checksum of the values of a tensor."""
-    values = tensor.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(values.view(torch.uint8).numpy().data)  # NumPy lacks types, as bfloat16
+def flattened(tensor: Tensor) -> Tensor:
+    """Return the values of a tensor on the CPU, as float64 if it has that type, else as float32."""
+    kind = torch.float64 if tensor.dtype is torch.float64 else torch.float32
+    return tensor.detach().to("cpu", kind).contiguous().reshape(-1)
+
+
+class Checksums:
+    """Checksums (CRC-32) of the `flattened` values of tensors, each computed once.
+
+    Two recorders look at the same weights and gradients when a step begins, and when it ends. The
+    first one forgets what was known before it looks.
+    """
+
+    def __init__(self) -> None:
+        # With the tensor, so that no other one gets its memory.
+        self._known: dict[tuple[object, ...], tuple[Tensor, int]] = {}
+
+    def of(self, tensor: Tensor) -> int:
+        key = _memory_of(tensor)
+        if key not in self._known:
+            self.note(tensor, zlib.crc32(flattened(tensor).numpy().data))
+        return self._known[key][1]
+
+    def known(self, tensor: Tensor) -> int | None:
+        found = self._known.get(_memory_of(tensor))
+        return None if found is None else found[1]
+
+    def note(self, tensor: Tensor, checksum: int) -> None:
+        self._known[_memory_of(tensor)] = tensor.detach(), checksum
+
+    def forget(self, *_step: object) -> None:
+        """Forget all; may be a hook of a step."""
+        self._known = {}
+
+
+def _memory_of(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _has_stages() -> bool:

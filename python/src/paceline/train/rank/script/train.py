@@ -47,7 +47,7 @@ from paceline.train.rank.script.reached_rows import ReachedRowsRecorder
 from paceline.train.rank.script.recorder import TrainingRecorder
 from paceline.train.rank.script.resume_state import ResumeRecorder
 from paceline.train.rank.script.spawned import SpawnedProcesses
-from paceline.train.rank.script.tensors import ParameterRecord
+from paceline.train.rank.script.tensors import Checksums, ParameterRecord
 from paceline.train.rank.script.touched_files import TouchedFiles
 from paceline.train.rank.spans import Spans, UnansweredOperations, recording
 from paceline.train.training.resources import set_threads
@@ -118,11 +118,12 @@ class _ScriptRank:
         observe = self._script.observe
         if observe is not None:
             own = files.rank(context.rank)
-            self._observer = Observer(observe, context, files, own, operations)
+            checksums = Checksums()
+            self._observer = Observer(observe, context, files, own, operations, checksums)
             self._rows = ReachedRowsRecorder(observe, files, context.rank)
             if context.world_size > 1:
                 self._own_steps = OwnStepsRecorder(
-                    observe, own, context.world_size, self._rows, operations
+                    observe, own, context.world_size, self._rows, operations, checksums
                 )
 
     def run(self) -> None:
