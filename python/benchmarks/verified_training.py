@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from bare_ddp import alexnet, sgd
 
+RANKS = 2
 CLASSES, WORDS, LENGTH, WIDTH = 10, 4096, 64, 4096
 
 
@@ -73,10 +74,12 @@ class Network:
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     batch: Callable[[int], tuple[Tensor, Tensor]]
     rows: int  # of a rank in a step
+    is_shared: bool = False  # ranks train on parts of what one process trains on
 
 
 NETWORKS = {
     "alexnet": Network(lambda: alexnet(CLASSES), sgd, _images, 32),
+    "alexnet-shared": Network(lambda: alexnet(CLASSES), sgd, _images, 32, is_shared=True),
     "transformer": Network(Transformer, adam, _sentences, 16),
     "mlp": Network(mlp, sgd, _vectors, 64),
 }
@@ -99,10 +102,12 @@ def main() -> None:
         rank = dist.get_rank()
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = network.optimizer(model)
-    torch.manual_seed(100 + rank)
+    torch.manual_seed(100 + (0 if network.is_shared else rank))
     with (arguments.out / f"{ranks}.{rank}.jsonl").open("w") as notes:
         for _ in range(arguments.steps):
-            inputs, targets = network.batch(network.rows)
+            inputs, targets = network.batch((RANKS if network.is_shared else 1) * network.rows)
+            if network.is_shared:
+                inputs, targets = (each.chunk(ranks)[rank] for each in (inputs, targets))
             optimizer.zero_grad()
             cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

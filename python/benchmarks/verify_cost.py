@@ -4,8 +4,10 @@
 
 verified_training.py with three networks on two one-thread ranks over Gloo, interleaved. It notes
 itself when each step ended, so a step has all that Paceline does in it. `verify` records the first
-four steps; the first one is left out, since it also prepares the exchange. A later step only counts
-its rows. Seconds are those of the whole command, which also trains in one process.
+four steps; the first one is left out, since it also prepares the exchange. Each rank draws its own
+samples; in `alexnet-shared` both have parts of those of one process, with which their tensors are
+compared in each step. A later step only counts its rows. Seconds are those of the whole command,
+which also trains in one process.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from typing import Any
 
 from common import documented_parser, paired_ratio, shown, write_results
 from mpi_job import environment
-from verified_training import NETWORKS
+from verified_training import NETWORKS, RANKS
 
 SCRIPT = Path(__file__).with_name("verified_training.py")
-RANKS, RECORDED = 2, 4
+RECORDED = 4
 _LIMIT_S = 600.0
 _TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 _WAYS = {
