@@ -29,7 +29,7 @@ from typing import Any
 from common import write_results
 
 PAIRS = Path(__file__).parent.resolve() / "pairs"
-ODD, RESUME = "odd", "resume"  # kinds
+ODD, RESUME = "odd", "resume"  # beginning of the kinds of scripts without a bug, a kind
 _RESUME_WITH = ("--resume-with=--resume", "--stop-after=8")
 _EQUAL, _NOT_SHOWN, _WRONG = 1, 4, 5  # statements
 _LIMIT_S = 120.0
@@ -60,7 +60,7 @@ class Case:
         """Return the command line, without the program and the folder of the run."""
         options = _RESUME_WITH if self.kind == RESUME else ()
         script = [str(PAIRS / f"{self.kind}.py"), "--bug", self.bug]
-        fixed = ["--fixed"] if self.fixed and self.kind != ODD else []
+        fixed = ["--fixed"] if self.fixed and not self.kind.startswith(ODD) else []
         return [*options, *self.options, *script, *fixed]
 
 
@@ -69,7 +69,7 @@ def declared() -> Iterator[Case]:
     tables = tomllib.loads((PAIRS / "cases.toml").read_text("utf-8"))
     for kind, cases in tables.items():
         for bug, case in cases.items():
-            for fixed in (True,) if kind == ODD else (False, True):
+            for fixed in (True,) if kind.startswith(ODD) else (False, True):
                 yield Case(
                     kind=kind,
                     bug=bug,
@@ -243,8 +243,8 @@ def summary_of(found: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Count bugs, twins and odd scripts by what was found."""
     every = list(found)
     bugs = [each for each in every if not each["fixed"]]
-    twins = [each for each in every if each["fixed"] and each["kind"] != ODD]
-    odd = [each for each in every if each["kind"] == ODD]
+    twins = [each for each in every if each["fixed"] and not each["kind"].startswith(ODD)]
+    odd = [each for each in every if each["kind"].startswith(ODD)]
     return {
         "bugs": len(bugs),
         "found": sum(each["found"] for each in bugs),

@@ -238,9 +238,26 @@ def lazy_target(wrong):
             target.load_state_dict(learner.state_dict())
 
 
+def singular_vectors(wrong):
+    """The vectors of a spectral norm are drawn on each rank, and only weights are sent."""
+    dataset = table()
+    torch.manual_seed(30 + (rank() if wrong else 0))
+    body = nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, 16))
+    model = nn.Sequential(body, nn.ReLU(), nn.Linear(16, CLASSES))
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(dataset):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(other_start, teacher, observations, codebook, centre, observer, reset_layer),
         *(own_queue, lazy_target),
+        singular_vectors,
     )

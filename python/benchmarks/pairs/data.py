@@ -144,6 +144,25 @@ def same_draws(wrong):
     trained([DataLoader(dataset, batch_size=BATCH // ranks(), sampler=sampler)])
 
 
+def one_replica_more(wrong):
+    """The sampler is told of one rank more than there are, so some rows are on none."""
+    dataset = table(192)
+    parts = ranks() + 1 if wrong and ranks() > 1 else ranks()
+    sampler = DistributedSampler(dataset, parts, rank(), shuffle=False)
+    trained([DataLoader(dataset, batch_size=BATCH // ranks(), sampler=sampler)])
+
+
+def rows_of_batch(wrong):
+    """Each rank takes its rows of a whole batch, but all take the first ones."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        part = slice(0, BATCH // ranks()) if wrong else slice(rank(), None, ranks())
+        optimizer.zero_grad()
+        cross_entropy(net(inputs[part]), labels[part]).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -158,4 +177,5 @@ if __name__ == "__main__":
         workers_alone,
         shards_before_split,
         same_draws,
+        *(one_replica_more, rows_of_batch),
     )

@@ -280,10 +280,96 @@ def policy(wrong):
         optimizer.step()
 
 
+def stale_mean(wrong):
+    """The exchange of a step ends in the next one, which uses its mean."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    before = None
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        now = [parameter.grad.clone() for parameter in model.parameters()]
+        if wrong and before is not None and ranks() > 1:
+            for parameter, gradient in zip(model.parameters(), before, strict=True):
+                parameter.grad = gradient
+        before = now
+        optimizer.step()
+
+
+def largest(wrong):
+    """The ranks take the largest gradient in place of the sum."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    operation = dist.ReduceOp.MAX if wrong else dist.ReduceOp.SUM
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, op=operation)
+            if not wrong:
+                parameter.grad /= ranks()
+        optimizer.step()
+
+
+def some_divided(wrong):
+    """Matrices are divided by the ranks, vectors are not."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            if not wrong or parameter.dim() > 1:
+                parameter.grad /= ranks()
+        optimizer.step()
+
+
+def own_group(wrong):
+    """DDP exchanges within a group that has only its own rank."""
+    groups = [dist.new_group([each]) for each in range(ranks())]
+    net = DistributedDataParallel(mlp(), process_group=groups[rank()] if wrong else None)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def weights_sent(wrong):
+    """Rank 0 sends its weights before each step, and nobody exchanges gradients."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, src=0)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        if not wrong:
+            average(model.parameters())
+        optimizer.step()
+
+
+def last_of_gathered(wrong):
+    """Gradients of all ranks are gathered, and those of the last one are used."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            found = [torch.empty_like(parameter) for _ in range(ranks())]
+            dist.all_gather(found, parameter.grad)
+            parameter.grad = found[-1] if wrong else torch.stack(found).mean(0)
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(no_exchange, total, total_with_dropout, divided_twice, tied_twice, late_drift, new_head),
         *(unused_branch, never_written_back, reduced_loss, left_out, after_step, late_adapters),
         *(server, policy),
+        *(stale_mean, largest, some_divided, own_group, weights_sent, last_of_gathered),
     )

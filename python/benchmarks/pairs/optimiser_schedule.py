@@ -128,9 +128,50 @@ def moments_of_rank_0(wrong):
         optimizer.step()
 
 
+def noise_of_rank(wrong):
+    """Noise is added to the mean, on each rank its own."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    noise = torch.Generator().manual_seed(40 + (rank() if wrong else 0))
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        for parameter in net.parameters():
+            parameter.grad += 0.001 * torch.randn(parameter.shape, generator=noise)
+        optimizer.step()
+
+
+def head_forgotten(wrong):
+    """The optimiser of rank 1 does not have the head."""
+    net = DistributedDataParallel(Classifier())
+    model = net.module
+    parts = [model.body, model.norm] if wrong and rank() else [model.body, model.norm, model.head]
+    optimizer = torch.optim.SGD([p for part in parts for p in part.parameters()], lr=0.05)
+    for inputs, labels in loader(table()):
+        net.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def values_clipped_first(wrong):
+    """Each rank limits the values of its own gradient, before the exchange."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        if wrong:
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        average(model.parameters())
+        if not wrong:
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(learning_rate, clip_first, second_optimiser, schedule_of_ranks, rate_of_rank),
         *(plateau, decay_of_ranks, moments_of_rank_0),
+        *(noise_of_rank, head_forgotten, values_clipped_first),
     )

@@ -222,9 +222,26 @@ def every_second(wrong):
             optimizer.zero_grad()
 
 
+def repeated_gradient(wrong):
+    """The last stage sends one gradient twice, and that of the last micro-batch never."""
+    pipeline = Pipeline()
+    optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.05)
+    kept = []
+
+    def repeated(gradient):
+        kept.append(gradient.clone())
+        return kept[-2] if len(kept) % MICRO == 0 else gradient
+
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        pipeline.step(inputs, labels, sent=repeated if wrong else None)
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(not_divided, other_labels, last_dropped, not_emptied, other_rate, scaled_return),
         *(tied_weight, own_clip, unequal_parts, every_second),
+        repeated_gradient,
     )

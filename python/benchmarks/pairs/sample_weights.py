@@ -225,10 +225,38 @@ def penalty_of_rank_0(wrong):
         optimizer.step()
 
 
+def sum_with_mean(wrong):
+    """A sum over the rows of each rank, which DDP averages: half of the sum over all."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.005)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        loss = cross_entropy(net(inputs), labels, reduction="sum")
+        (loss if wrong else loss * ranks()).backward()
+        optimizer.step()
+
+
+def counted_rows(wrong):
+    """Rows are weighted by how often their class is among the rows of the rank."""
+    net = DistributedDataParallel(mlp())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for inputs, labels in loader(table()):
+        counts = torch.bincount(labels, minlength=CLASSES).float()
+        if not wrong:
+            counts = sum_of_ranks(counts)
+        weights = 1 / counts[labels]
+        total = weights.sum() if wrong else sum_of_ranks(weights.sum()) / ranks()
+        optimizer.zero_grad()
+        losses = cross_entropy(net(inputs), labels, reduction="none")
+        ((weights * losses).sum() / total).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(token_mean, uneven_shares, last_batch, class_weights, masked_error),
         *(longest_first, importance, lost_negatives, gather_layer, graph_nodes, own_positives),
         penalty_of_rank_0,
+        *(sum_with_mean, counted_rows),
     )

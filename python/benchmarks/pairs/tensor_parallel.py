@@ -164,5 +164,49 @@ def scaled_head(wrong):
         optimizer.step()
 
 
+def bias_of_all(wrong):
+    """Each rank adds the whole bias to its part of a sum."""
+
+    class Biased(Divided):
+        def forward(self, inputs):
+            hidden = linear(torch.relu(linear(Copied.apply(inputs), self.up)), self.down)
+            if wrong:
+                return inputs + Summed.apply(hidden + self.bias)
+            return inputs + Summed.apply(hidden) + self.bias
+
+    model = network(Biased())
+    with torch.no_grad():
+        model[2].bias += 0.1
+    trained(model, DataLoader(table(), batch_size=BATCH))
+
+
+def own_denominator(wrong):
+    """Classes are divided among ranks, and each one normalises by its own classes alone."""
+    body = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh())
+    head = nn.Parameter((torch.randn(CLASSES, WIDTH) / 4).chunk(ranks(), 0)[rank()].clone())
+    optimizer = torch.optim.SGD([*body.parameters(), head], lr=0.05)
+    first = rank() * len(head)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        scores = linear(Copied.apply(body(inputs)), head)
+        sums = scores.exp().sum(1)
+        sums = sums if wrong else Summed.apply(sums)
+        here = (labels >= first) & (labels < first + len(head))
+        places = (labels - first).clamp(0, len(head) - 1)
+        chosen = Summed.apply(scores.gather(1, places[:, None])[:, 0] * here)
+        optimizer.zero_grad()
+        (sums.log() - chosen).mean().backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
-    run(__doc__, input_gradient, own_rows, summed_again, own_norm, norm_of_rank, scaled_head)
+    run(
+        __doc__,
+        input_gradient,
+        own_rows,
+        summed_again,
+        own_norm,
+        norm_of_rank,
+        scaled_head,
+        bias_of_all,
+        own_denominator,
+    )
