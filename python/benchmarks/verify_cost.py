@@ -5,9 +5,9 @@
 verified_training.py with three networks on two one-thread ranks over Gloo, interleaved. It notes
 itself when each step ended, so a step has all that Paceline does in it. `verify` records the first
 four steps; the first one is left out, since it also prepares the exchange. Each rank draws its own
-samples; in `alexnet-shared` both have parts of those of one process, with which their tensors are
-compared in each step. A later step only counts its rows. Seconds are those of the whole command,
-which also trains in one process.
+samples; in `alexnet-shared`, without dropout, both have parts of those of one process, with which
+their tensors are compared in each step. A later step only counts its rows. Seconds are those of the
+whole command, which also trains in one process.
 """
 
 from __future__ import annotations
