@@ -332,6 +332,6 @@ def test_each_way_to_train_allows_its_statement(paceline):
     assert code == 9
     assert "summed over 2 ranks" in wrong["findings"][0]["reason"]
     reasons = {e["trial"]["arguments"][0]: str(e["shown"]["findings"]) for e in layouts}
-    assert "compares rows with each other" in reasons["--way=pairs"]
+    assert "combines rows with each other" in reasons["--way=pairs"]
     assert "torch.distributed.all_reduce loses" in reasons["--way=correlation"]
     assert "takes rows of all ranks" in reasons["--way=square-of-loss"]

@@ -476,7 +476,107 @@ def test_a_gradient_that_all_reduce_loses_is_a_suspicion_where_ranks_have_rows_o
 def test_a_loss_that_multiplies_rows_is_no_mean_over_them():
     found = of_both(mixes_rows=True)
     assert (found.statement, found.is_suspicious) == (Statement.MEAN, False)
-    assert "compares rows with each other" in first(found)
+    assert "combines rows with each other" in first(found)
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_a_loss_that_combines_rows_may_have_another_gradient_in_one_process(kind):
+    found = of_both(mixes_rows=True)
+    differs = LayoutFinding(passed=False, kind=kind, reason="differs", factor=0.9)
+    assert shown(differs, found).statement == Statement.MEAN
+    for factor in (2.0, 0.5):  # of the ranks
+        assert shown(replace(differs, factor=factor), found).statement == Statement.WRONG
+    assert shown(differs, of_both()).statement == Statement.WRONG
+
+
+def test_terms_that_share_rows_in_other_parts_on_each_rank_have_equal_weights_together():
+    def terms(part, **more):
+        return [term(part), term(1 - part, **more)]
+
+    found = judged(*(a_step(r, mean, terms=terms(0.3 + 0.2 * r)) for r in range(RANKS)))
+    assert (found.statement, found.is_suspicious) == (Statement.MEAN, False)
+    assert "share the rows in other parts on each rank" in first(found)
+    other = {"kind": "NllLossBackward0"}
+    found = judged(*(a_step(r, mean, terms=terms(0.3 + 0.2 * r, **other)) for r in range(RANKS)))
+    assert "unequal weights" in first(found)
+    found = judged(*(a_step(r, mean, terms=[term(1.0 + r), term(1.0)]) for r in range(RANKS)))
+    assert "unequal weights" in first(found)
+
+
+def with_former(used, **more):
+    """The records of a right step and of one that follows it."""
+    former = [a_step(rank, mean) for rank in range(RANKS)]
+
+    def shifted(rank):
+        return [
+            replace(each, passes=[replace(e, first=sketch_of(moved)) for e in each.passes])
+            for each in (own(name, rank) for name in NAMES)
+            for moved in [own_values(each.place.name, rank + 7)]
+        ]
+
+    steps = [a_step(r, used(r), step=1, own=shifted(r), **more) for r in range(RANKS)]
+    records = [
+        OwnSteps(steps=[a, b], after=weights(), counts=[2], optimizers=["SGD"])
+        for a, b in zip(former, steps, strict=True)
+    ]
+    return judge_ranks(records, 2)
+
+
+def test_the_mean_of_the_step_before_is_found():
+    found = with_former(lambda _rank: mean)
+    assert (found.statement, found.findings[0].step) == (Statement.WRONG, 1)
+    assert "is that of the step before" in first(found)
+    found = with_former(lambda _rank: lambda name: mean(name) ** 3)
+    assert (found.statement, found.findings[0].kind) == (Statement.NOT_SHOWN, "exchange")
+    assert "no weighted sum" in first(found)
+
+
+def test_ranks_that_begin_with_the_weights_of_one_lose_what_the_others_have_learnt():
+    def alone(*keeps):
+        steps = [
+            [
+                a_step(rank, lambda name, rank=rank: own_values(name, rank), step=step)
+                for step in range(2)
+            ]
+            for rank in range(RANKS)
+        ]
+        for own_steps, kept in zip(steps, keeps, strict=True):
+            own_steps[1].keeps_weights = kept
+        records = [
+            OwnSteps(steps=each, after=weights(), counts=[2], optimizers=["SGD"]) for each in steps
+        ]
+        return judge_ranks(records, 2)
+
+    assert "begin the next step with the weights of rank 0" in first(alone(True, False))
+    assert alone(True, False).statement == Statement.WRONG
+    found = alone(False, False)
+    assert (found.statement, found.findings[0].kind) == (Statement.NOT_SHOWN, "averaged")
+
+
+def test_ranks_that_limit_values_of_their_own_gradient_are_found():
+    def clipped(values):
+        return np.clip(values, -0.3, 0.3)
+
+    def both(before):
+        steps = []
+        for rank in range(RANKS):
+            used = [
+                UsedGradient(
+                    place=TensorPart(name=name),
+                    value=sketch_of(
+                        sum(clipped(own_values(name, r)) for r in range(RANKS)) / RANKS
+                    ),
+                    before_clip=sketch_of(before(name, rank)),
+                )
+                for name in NAMES
+            ]
+            steps.append(replace(a_step(rank, mean), used=used))
+        return judged(*steps)
+
+    found = both(own_values)
+    assert (found.statement, found.findings[0].kind) == (Statement.WRONG, "exchange")
+    assert "each rank clips its own gradient of body.weight, head.weight before" in first(found)
+    assert both(lambda name, _rank: mean(name)).statement == Statement.DATA_PARALLEL
 
 
 def test_a_parameter_that_only_one_process_steps_is_a_fault():

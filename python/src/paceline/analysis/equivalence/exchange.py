@@ -32,7 +32,7 @@ _EXACT, _EXACT_LOW = 2e-5, 2.0**-6
 _ROUNDED = 2e-2  # up to here numbers were rounded on the way
 _SAME = 2e-4  # relative difference of two factors
 _SUM = 2e-3  # relative difference of two sums of all elements
-_FEW = 4  # numbers that show nothing alone
+FEW = 4  # numbers, of which fewer show nothing alone
 
 
 @lru_cache(maxsize=8192)
@@ -63,6 +63,7 @@ class Exchanged:
     is_finite: bool = True
     is_distinct: bool = True  # own gradients differ between ranks
     numbers: int = 0  # that are not zero
+    clipped_first: bool = False  # each rank's own gradient, before the exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def exchanged(steps: Mapping[int, OwnStep], ranks: int) -> list[Exchanged]:
         # A single number is a multiple of any other one.
         if (
             tensor.is_zero
-            or tensor.numbers >= _FEW
+            or tensor.numbers >= FEW
             or tensor.factor is None
             or near(tensor.factor, common)
         ):
@@ -127,7 +128,7 @@ def exchanged(steps: Mapping[int, OwnStep], ranks: int) -> list[Exchanged]:
 def common_factor(found: Iterable[Exchanged]) -> float | None:
     """Return the factor of most tensors; None if no tensor is a mean of the ranks' own ones."""
     every = [each for each in found if each.factor is not None and not each.is_zero]
-    wide = [each for each in every if each.numbers >= _FEW] or every
+    wide = [each for each in every if each.numbers >= FEW] or every
     factors = [each.factor for each in wide if each.factor is not None]
     return float(np.median(factors)) if factors else None
 
@@ -199,7 +200,8 @@ def _of_tensor(
                 best = result
     is_finite = all(each.value.l2 >= 0 for each in used.values())
     fits: dict[int, Weights | None] = dict.fromkeys(used)
-    if is_finite:  # sketches of other tensors fit to everything
+    clipped_first = is_finite and _is_clipped_first(choices, used)
+    if is_finite and not clipped_first:  # sketches of other tensors fit to everything
         fits = {rank: _first_fit(choices, each, rank) for rank, each in used.items()}
     is_low = choices[0].low or any(each.value.low for each in used.values())
     if best is not None and (is_low or None in fits.values()):
@@ -209,7 +211,27 @@ def _of_tensor(
         weights=fits,
         is_distinct=choices[0].is_distinct(),
         is_finite=is_finite,
+        clipped_first=clipped_first,
     )
+
+
+def _is_clipped_first(choices: Sequence[_Own], used: Mapping[int, UsedGradient]) -> bool:
+    """Return whether ranks clip gradients of their own, and use an equal one that is no sum."""
+    first = next(iter(used.values())).value
+    are_equal = all(e.value.crc32 == first.crc32 for e in used.values())
+    if not are_equal or any(each.before_clip is None for each in used.values()):
+        return False
+    return any(
+        choice.is_distinct()
+        and all(_is_own_clipped(choice, each, rank) for rank, each in used.items())
+        for choice in choices
+    )
+
+
+def _is_own_clipped(own: _Own, used: UsedGradient, rank: int) -> bool:
+    before = None if used.before_clip is None else _fitted(own, used.before_clip, rank)
+    is_own = before is not None and all(bool(w) == (key[0] == rank) for key, w in before.items())
+    return is_own and _fitted(own, used.value, rank) is None
 
 
 def _first_fit(choices: Sequence[_Own], used: UsedGradient, rank: int) -> Weights | None:

@@ -15,6 +15,7 @@ from itertools import count, pairwise
 import numpy as np
 
 from paceline.analysis.equivalence.exchange import (
+    FEW,
     Exchanged,
     Weights,
     common_factor,
@@ -278,6 +279,23 @@ class _Judgement:
         right = [each for each in found if each.factor is not None and each.is_distinct]
         return bool(right) and bool(unequal) and unequal <= own
 
+    def _of_step_before(
+        self, steps: Mapping[int, OwnStep], wrong: Sequence[Exchanged]
+    ) -> list[RankFinding]:
+        """Find gradients that are the mean of the own ones of the step before."""
+        key = (steps[0].optimizer, steps[0].step - 1)
+        if not wrong or key not in self._keys:
+            return []
+        former = {r: replace(s, own=self._by_key[r][key].own) for r, s in steps.items()}
+        places = {each.place for each in wrong}
+        found = [each for each in exchanged(former, self._ranks) if each.place in places]
+        found = [each for each in found if each.factor is None or each.numbers >= FEW]
+        if not found or any(each.factor is None or each.is_zero for each in found):
+            return []
+        what = some(sorted({each.place.name for each in wrong}))
+        reason = f"the gradient of {what} is that of the step before: its exchange ends too late"
+        return [RankFinding(level=Level.FAULT, kind="exchange", step=steps[0].step, reason=reason)]
+
     def _exchanged_inside(
         self, steps: Mapping[int, OwnStep], wrong: Sequence[Exchanged]
     ) -> list[Exchanged]:
@@ -306,6 +324,13 @@ class _Judgement:
         every = after < len(self._equal) and all(self._equal)
         if not every and not self._becomes_equal:
             return None
+        sender = self._sender(steps[0].optimizer) if every else None
+        if sender is not None:
+            reason = (
+                f"ranks step by themselves, and begin the next step with the weights of rank "
+                f"{sender}: what the others have learnt is lost"
+            )
+            return RankFinding(level=Level.FAULT, kind="exchange", step=step, reason=reason)
         kind = self._records[0].optimizers[steps[0].optimizer]
         when = "after each step" if every else "after some steps"
         reason = f"ranks step by themselves, and average their weights {when}"
@@ -313,6 +338,14 @@ class _Judgement:
             reason += f", which is no step of {kind} with the mean gradient"
             return RankFinding(level=Level.FAULT, kind="exchange", step=step, reason=reason)
         return RankFinding(level=Level.NOT_SHOWN, kind="averaged", step=step, reason=reason)
+
+    def _sender(self, optimizer: int) -> int | None:
+        """Return the only rank whose weights nothing changes between steps; None without one."""
+        later = [key for key in self._keys if key[0] == optimizer and key[1]]
+        keeps = [
+            bool(later) and all(found[k].keeps_weights for k in later) for found in self._by_key
+        ]
+        return keeps.index(True) if keeps.count(True) == 1 else None
 
     def _counts(self) -> Iterator[RankFinding]:
         """Compare how many steps ranks take, as far as they were recorded."""
@@ -356,6 +389,7 @@ class _Judgement:
             yield averaged
         else:
             faults = _skipped(steps) if wrong else []
+            faults = faults or self._of_step_before(steps, wrong)
             faults = faults or _not_means(wrong, step, self._ranks)
             yield from faults
             if not faults:
@@ -450,6 +484,8 @@ def _not_means(wrong: Sequence[Exchanged], step: int, ranks: int) -> list[RankFi
 def _reason(each: Exchanged, ranks: int) -> tuple[Level, str, float | None]:
     """Return level, sentence and factor for one tensor, which `{}` stands for."""
     known = {rank: fit for rank, fit in each.weights.items() if fit is not None}
+    if each.clipped_first:
+        return Level.FAULT, "each rank clips its own gradient of {} before the exchange", None
     if len(known) < len(each.weights) or not known:
         what = "is no weighted sum of the ranks' own ones: compressed, or changed afterwards"
         return (

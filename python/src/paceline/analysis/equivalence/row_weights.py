@@ -40,7 +40,7 @@ class _RowWeights:
     def findings(self) -> Iterator[RankFinding]:
         yield from self._gathered()
         if all(each.mixes_rows for each in self._steps):
-            reason = "the loss compares rows with each other, so it is no mean over rows"
+            reason = "the loss combines rows with each other, so it is no mean over rows"
             yield self._finding(Level.WEAKER, "mixed-rows", reason)
         terms = [each.terms for each in self._steps]
         kinds = [[each.kind for each in those] for those in terms]
@@ -107,6 +107,13 @@ class _RowWeights:
     def _aligned(self, aligned: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         kinds = Counter(each[0].kind for each in aligned)
         unequal = [f for e in aligned if (f := self._unequal(e, kinds[e[0].kind])) is not None]
+        if unequal and (shared := _shared(aligned)) is not None:
+            reason = (
+                f"terms of the loss ({_word(shared)}) share the rows in other parts on each rank, "
+                "and have equal weights together, as for mixed rows"
+            )
+            yield self._finding(Level.WEAKER, "terms", reason)
+            return
         if unequal:
             yield next((each for each in unequal if each.level == Level.FAULT), unequal[0])
             return
@@ -320,6 +327,28 @@ class _RowWeights:
                     "makes up for it"
                 )
                 yield self._finding(Level.SUSPICION, "summed", reason, factor)
+
+
+def _shared(aligned: Sequence[Sequence[LossTerm]]) -> str | None:
+    """Return the kind of several terms that have equal weights only together, if there is one.
+
+    All others have equal weights by themselves.
+    """
+    found: set[str] = set()
+    groups: dict[tuple[int, str], list[Sequence[LossTerm]]] = {}
+    for each in aligned:
+        groups.setdefault((each[0].number, each[0].kind), []).append(each)
+    for (_, kind), those in groups.items():
+        sizes = {e.elements for each in those for e in each}
+        weights = [sum(_weight(e) for e in of_rank) for of_rank in zip(*those, strict=True)]
+        is_known = all(e.is_mean is not None and e.is_linear for each in those for e in each)
+        if not is_known or not all(near(w, weights[0], _EQUAL) for w in weights):
+            return None
+        if any(not near(_weight(e), _weight(each[0]), _EQUAL) for each in those for e in each):
+            if len(sizes) > 1:
+                return None
+            found.add(kind)
+    return min(found, default=None)
 
 
 def _rows_differ(step: OwnStep) -> bool:

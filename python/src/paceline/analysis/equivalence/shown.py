@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from paceline.analysis.equivalence.exchange import near
 from paceline.analysis.equivalence.observed import LayoutFinding
 from paceline.analysis.equivalence.own_checks import Level, RankFinding
 from paceline.analysis.equivalence.ranks import RanksFinding, Statement, statement_of
@@ -221,13 +222,20 @@ def _is_known(finding: LayoutFinding, found: Sequence[RankFinding]) -> bool:
 def _is_fault(compared: LayoutFinding, ranks: RanksFinding) -> bool:
     """Return whether a difference from the reference is a fault.
 
-    A loss that compares rows with each other depends on which ones a rank has. Where ranks use the
-    exact mean of their own gradients, it may be meant so.
+    A loss that combines rows with each other depends on which ones a rank has. Where ranks use the
+    exact mean of their own gradients, it may be meant so, unless these are a multiple.
     """
     if compared.passed is not False or compared.kind not in _FAULTS:
         return False
     mixes = any(each.kind == "mixed-rows" for each in ranks.findings)
-    return not (compared.kind == "loss" and mixes and ranks.statement == Statement.MEAN)
+    of_loss = compared.kind in {"loss", "gradient"} and not _is_of_ranks(compared, len(ranks.rows))
+    return not (of_loss and mixes and ranks.statement == Statement.MEAN)
+
+
+def _is_of_ranks(compared: LayoutFinding, ranks: int) -> bool:
+    """Return whether a gradient is that of the reference times or divided by the ranks."""
+    multiples = (float(ranks), 1 / ranks) if ranks > 1 else ()
+    return any(near(compared.factor, each, 1e-3) for each in multiples)
 
 
 def _with_cause_first(compared: LayoutFinding, found: Sequence[RankFinding]) -> list[RankFinding]:

@@ -10,6 +10,10 @@ from torch import Tensor
 
 _MEAN, _SUM = 1, 2  # torch's numbers of reductions
 _OF_MATRICES = ("MmBackward", "AddmmBackward", "BmmBackward", "LinearBackward")
+_REDUCTIONS = (
+    *("SumBackward", "MeanBackward", "NormBackward", "LinalgVectorNormBackward"),
+    *("VarBackward", "StdBackward", "LogsumexpBackward"),
+)
 _OF_DATA = ("ConvolutionBackward", "CheckpointFunctionBackward")
 
 
@@ -41,6 +45,22 @@ def is_of_data(node: Any) -> bool:
     if node.name().startswith("EmbeddingBackward"):
         return len(shape(node, 0) or ()) > 2
     return bool(node.name().startswith(_OF_DATA))
+
+
+def reduced_rows(node: Any) -> int:
+    """Return the size of the first dimension if a sum or mean takes it away; 0 otherwise."""
+    name, (source, place), result = node.name(), node.next_functions[0], shape(node, 0)
+    given = shape(source, place) if source is not None else None
+    if not name.startswith(_REDUCTIONS) or result is None or not given:
+        return 0
+    if len(result) == len(given):
+        return given[0] if result[0] == 1 < given[0] else 0
+    if not result:
+        return given[0]
+    dimensions = getattr(node, "_saved_dim", None)
+    kept = [dimensions] if isinstance(dimensions, int) else list(dimensions or ())
+    # negative ones are kept as unsigned numbers of 64 bits
+    return given[0] if any((d - 2**64 if d >= 2**63 else d) % len(given) == 0 for d in kept) else 0
 
 
 def reduction(node: Any) -> tuple[float, bool | None]:

@@ -156,6 +156,7 @@ class OwnStep:
     moments: list[State] = field(default_factory=list)  # of the optimiser, before its first step
     # weights that the step before has moved, and that are again what they were before it
     lost: list[str] = field(default_factory=list)
+    keeps_weights: bool = False  # they are what the step before has left
     clipped_scale: float = 1.0  # of gradients when they were clipped
     has_messages: bool = False  # ranks sent tensors to single other ones since the step before
 

@@ -35,6 +35,11 @@ LOSSES = {
     "differences": lambda a, b: (a[:, None] - b[None]).abs().sum(-1).amin(1).mean(),
     "ranking": lambda a, b: (b[:, 0] - a[:, :1] + 1).relu().mean(),
     "cross-correlation": lambda a, b: (a.T @ b / ROWS).square().sum(),
+    "overlap": lambda a, b: 1 - 2 * (a * b).sum() / (a.sum() + b.sum()),
+    "square of a mean": lambda a, _: a.softmax(1).mean(0).square().sum(),
+    "entropy of a mean": lambda a, _: -(a.softmax(1).mean(0, True).log() * a.softmax(1)).sum(),
+    "norm of all": lambda a, b: (a - b).norm(),
+    "deviations": lambda a, _: (1 - a.std(dim=-2)).relu().mean(),
 }
 
 
@@ -56,6 +61,21 @@ def test_models_that_compute_each_row_by_itself_mix_none():
         assert not mixes(functional.cross_entropy(output, ROW))
     tokens = torch.bmm(hidden, hidden.transpose(1, 2))
     assert not mixes(tokens.square().mean())
+
+
+def test_sums_in_which_a_loss_is_linear_mix_no_rows():
+    layer, weights = nn.Linear(5, 4), nn.Parameter(torch.randn(ROWS, 4))
+    outputs, share = layer(torch.randn(ROWS, 5)), nn.Parameter(torch.ones(()))
+    losses = functional.cross_entropy(outputs, ROW % 4, reduction="none")
+    counts = torch.rand(ROWS)
+    for loss in (
+        (losses * counts).sum() / counts.sum(),
+        losses.mean(0) * (-share).exp() + share,  # a learned weight
+        losses.mean() + weights.square().sum() + weights.norm() + layer.weight.std(0).sum(),
+        outputs.square().sum(1).sqrt().mean() - losses.sum() / ROWS,
+        outputs.reshape(2, 3, 4).norm(dim=-1).mean(),
+    ):
+        assert not mixes(loss)
 
 
 def test_a_square_of_a_sum_is_not_linear_in_it_and_a_mean_is():

@@ -21,6 +21,7 @@ from paceline.base.torch_internals.autograd import (
     is_scalar,
     leaves_out,
     operands,
+    reduced_rows,
     reduction,
     shape,
 )
@@ -152,7 +153,8 @@ def loses_gradient(loss: Tensor, gathered: list[Tensor], ranks: int) -> bool:
 class Product:
     """Something of each row of one matrix with each row of another, n by k and k by m.
 
-    Both depend on rows of the model's input. k is 0 if it is no sum of products over k.
+    Both depend on rows of the model's input. k is 0 if it is no sum of products over k. n and m are
+    0 if it is a sum over k rows in which the loss is not linear.
     """
 
     number: int  # of the backward pass
@@ -187,7 +189,39 @@ def products(loss: Tensor, number: int) -> list[Product]:
         shapes = [shape(*each) for each in inputs]
         if None not in shapes and (sizes := _sizes(node, [s for s in shapes if s is not None])):
             found.append(Product(number, *sizes))
+    return found + [Product(number, 0, rows, 0) for rows in _sums_of_rows(loss, of_data)]
+
+
+def _sums_of_rows(loss: Tensor, of_data: Collection[Any]) -> set[int]:
+    """Return the sizes of the first dimensions over which sums are taken, not linearly.
+
+    Such as both sums of a ratio, or the square of a mean. Norms and deviations are not linear.
+    """
+    found: set[int] = set()
+    root: Any = loss.grad_fn
+    rest = [(root, True)] if root in of_data else []
+    seen = set(rest)
+    while rest and len(seen) < _MOST_NODES:
+        node, linear = rest.pop()
+        rows = reduced_rows(node) if node.next_functions else 0
+        if rows and not (linear and node.name().startswith(("SumBackward", "MeanBackward"))):
+            found.add(rows)
+        inputs = [(place, each) for place, (each, _) in enumerate(node.next_functions)]
+        inputs = [(place, each) for place, each in inputs if each in of_data]
+        linear = linear and _is_linear_in_data(node, [place for place, _ in inputs])
+        for _, each in inputs:
+            if (each, linear) not in seen:
+                seen.add((each, linear))
+                rest.append((each, linear))
     return found
+
+
+def _is_linear_in_data(node: Any, places: Sequence[int]) -> bool:
+    """Return whether a result is linear in those of its inputs that depend on data."""
+    name = node.name()
+    if name.startswith("DivBackward"):
+        return list(places) == [0]
+    return len(places) == 1 if name.startswith("MulBackward") else _is_linear(node, len(places))
 
 
 def _sizes(node: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int, int] | None:

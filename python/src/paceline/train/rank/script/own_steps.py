@@ -119,7 +119,9 @@ class OwnStepsRecorder:
         self._scale_of_loss = 1.0
         self._is_scaled = False  # gradients, by a gradient scaler, until it divides them
         self._clipped_scale = 1.0
-        self._around: dict[int, tuple[dict[str, int], dict[str, int]]] = {}  # see _lost_weights
+        self._around: dict[
+            int, tuple[dict[str, int], dict[str, int]]
+        ] = {}  # see _compare_with_former
         self._step: OwnStep | None = None
         self._is_over = False  # the steps of which everything is recorded
         self._hooks = ExitStack()
@@ -371,18 +373,16 @@ class OwnStepsRecorder:
         if not step:
             self._step.moments = self._states.moments(optimizer)
         self._step.has_messages = has_messages(self._operations)
-        self._step.lost = self._lost_weights(optimizer, number)
+        self._compare_with_former(self._step, optimizer)
 
-    def _lost_weights(self, optimizer: Optimizer, number: int) -> list[str]:
-        """Return weights that the step before has moved, and that are as they were before it.
-
-        Keep the checksums before this step.
-        """
+    def _compare_with_former(self, step: OwnStep, optimizer: Optimizer) -> None:
+        """Note what became of weights since the step before; keep the checksums before this one."""
         now = self._states.checksums(optimizer)
-        before, after = self._around.get(number, ({}, {}))
-        self._around[number] = now, {}
+        before, after = self._around.get(step.optimizer, ({}, {}))
+        self._around[step.optimizer] = now, {}
         # a model that is first called within a step has no names before it
-        return [n for n, each in now.items() if n in after and before.get(n) == each != after[n]]
+        step.lost = [n for n, each in now.items() if before.get(n) == each != after.get(n, each)]
+        step.keeps_weights = now == after
 
     def _after_step(self, optimizer: Optimizer, arguments: Any, named: Any) -> None:
         self._stepping = max(0, self._stepping - 1)
