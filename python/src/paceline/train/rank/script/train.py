@@ -248,7 +248,7 @@ class _ScriptRank:
             self._touched.check(self._script.path)
             raise UsageError(
                 f"script {self._script.path}: expected a training, but it ended without a step of "
-                "an optimiser of torch.optim; check its arguments (they follow `--`)"
+                "an optimiser of torch.optim; check its arguments"
             )
         sums, moved = self._parameters.final()
         own = self._files.rank(self._context.rank)
