@@ -531,6 +531,17 @@ def test_the_mean_of_the_step_before_is_found():
     assert "no weighted sum" in first(found)
 
 
+def test_gradients_that_each_rank_changes_in_its_own_way_are_found():
+    def noisy(rank):
+        return lambda name: mean(name) + (1 + rank) * np.sin(mean(name))
+
+    steps = [a_step(rank, noisy(rank)) for rank in range(RANKS)]
+    found = judged(*steps, drift=0.1)
+    assert (found.statement, found.findings[0].kind) == (Statement.WRONG, "exchange")
+    assert "each rank changes the gradient of body.weight, head.weight by itself" in first(found)
+    assert judged(*steps).statement == Statement.NOT_SHOWN  # the optimiser may exchange
+
+
 def test_ranks_that_begin_with_the_weights_of_one_lose_what_the_others_have_learnt():
     def alone(*keeps):
         steps = [

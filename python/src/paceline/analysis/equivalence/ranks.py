@@ -303,19 +303,46 @@ class _Judgement:
 
         Optimisers that divide their state among ranks exchange gradients in their step.
         """
+        unequal = self._unequal_after(steps)
+        return [
+            each
+            for each in wrong
+            if unequal is not None
+            and each.is_distinct
+            and _is_local(each)
+            and each.place.name not in unequal
+        ]
+
+    def _unequal_after(self, steps: Mapping[int, OwnStep]) -> set[str] | None:
+        """Return the weights that ranks do not have alike after a step; None if not recorded."""
         after = self._keys.index((steps[0].optimizer, steps[0].step)) + 1
         if after < len(self._keys):
             states = [found[self._keys[after]].weights for found in self._by_key]
         elif all(each.after for each in self._records):
             states = [each.after for each in self._records]
         else:
+            return None
+        return {each.name for each in unequal_places(states)}
+
+    def _changed_alone(
+        self, steps: Mapping[int, OwnStep], wrong: Sequence[Exchanged]
+    ) -> list[RankFinding]:
+        """Find gradients that are no sums of own ones, and from which weights drift apart."""
+        drifting = self._unequal_after(steps) or set()
+        names = sorted(
+            {
+                each.place.name
+                for each in wrong
+                if each.is_finite and None in each.weights.values() and each.place.name in drifting
+            }
+        )
+        if not names or len({each.place.name for each in wrong}) > len(names):
             return []
-        unequal = {each.name for each in unequal_places(states)}
-        return [
-            each
-            for each in wrong
-            if each.is_distinct and _is_local(each) and each.place.name not in unequal
-        ]
+        reason = (
+            f"each rank changes the gradient of {some(names)} by itself: it is no sum of the "
+            "ranks' own ones, and weights drift apart"
+        )
+        return [RankFinding(level=Level.FAULT, kind="exchange", step=steps[0].step, reason=reason)]
 
     def _averaged(self, steps: Mapping[int, OwnStep]) -> RankFinding | None:
         """Return what ranks that exchange no gradients do if they average weights; else None."""
@@ -390,6 +417,7 @@ class _Judgement:
         else:
             faults = _skipped(steps) if wrong else []
             faults = faults or self._of_step_before(steps, wrong)
+            faults = faults or self._changed_alone(steps, wrong)
             faults = faults or _not_means(wrong, step, self._ranks)
             yield from faults
             if not faults:
