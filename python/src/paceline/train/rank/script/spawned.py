@@ -108,6 +108,7 @@ class SpawnedProcesses:
 
     def _run(self, own: _Child) -> None:
         own.target(*own.arguments, **own.named)
+        _leave_group()
         for each in self._ranks:  # the script may look at their status
             vars(each.process)["_popen"].returncode = 0
 
@@ -151,6 +152,7 @@ class SpawnedProcesses:
                 f"layouts with {nprocs} ranks per node"
             )
         fn(self._context.local_rank, *args)
+        _leave_group()
         return None if join else _Ended()
 
     def _start(self, function: Callable[..., Any], process: Any) -> None:
@@ -182,6 +184,12 @@ class SpawnedProcesses:
         file = Path("" if code is None else code.co_filename)
         folder = Path(self._script.path).parent
         return file.is_relative_to(folder) and "site-packages" not in file.parts
+
+
+def _leave_group() -> None:
+    """Close the process group that a process of the script would have left open at its end."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class _Ended:
