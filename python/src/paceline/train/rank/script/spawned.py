@@ -65,6 +65,7 @@ class SpawnedProcesses:
         self._context = context
         self._started: list[_Child] = []
         self._ranks: list[_Child] = []  # of which the one of this rank has run here
+        self._has_spawned = False
         self._joined_s: float | None = None  # when the first one would have joined a group
 
     @contextmanager
@@ -150,6 +151,9 @@ class SpawnedProcesses:
                 'its node; let it start int(os.environ["LOCAL_WORLD_SIZE"]) ranks, or compare only '
                 f"layouts with {nprocs} ranks per node"
             )
+        if self._has_spawned and dist.is_initialized():
+            dist.destroy_process_group()  # that of the processes before, which ended with them
+        self._has_spawned = True
         fn(self._context.local_rank, *args)
         return None if join else _Ended()
 
