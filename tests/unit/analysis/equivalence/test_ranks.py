@@ -177,6 +177,17 @@ def test_a_sum_of_several_numbers_of_each_row_may_be_divided_by_the_rows():
     assert of_both(terms=[term(1 / 10, **a_sum)]).statement == Statement.MEAN
 
 
+def test_a_sum_of_weighted_rows_may_be_divided_by_the_rows():
+    # Such as the loss of a diffusion model, which counts each row by its noise.
+    a_sum = {"kind": "SumBackward0", "is_mean": False, "elements": 23.4, "numbers": 40.0}
+    of_rows = [term(1 / 16, number=p, **a_sum) for p in range(2)]
+    for gradient in (1 / 8, 1 / 40, 1 / 23.4):
+        assert of_both(terms=[term(gradient, **a_sum)]).findings == ()
+    accumulated = of_both(lambda n: mean(n, 2), passes=2, terms=of_rows)
+    assert accumulated.findings == ()
+    assert of_both(terms=[term(1 / 9, **a_sum)]).statement == Statement.MEAN
+
+
 def test_an_optimiser_that_steps_none_of_the_weights_with_a_gradient_is_wrong():
     steps = [replace(a_step(rank, mean), used=[]) for rank in range(RANKS)]
     found = judged(*steps)

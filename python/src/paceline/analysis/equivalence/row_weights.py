@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -234,21 +235,25 @@ class _RowWeights:
 
     def _totals(self, known: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         """Compare the weight of all rows together with 1."""
-        # A mean may also be made larger: its weights are negative.
-        totals = [(e[0].number, abs(_total(e)) * self._factor / self._ranks) for e in known]
-        numbers = sorted({number for number, _ in totals})
+        of_pass = [e[0].number for e in known]
+        numbers = sorted(set(of_pass))
+        ways = self._ways(known)
+        values = ways[0]
         sites = {each.site for each in self._first.passes if each.number in numbers}
         accumulates = len(numbers) > 1 and _rows_differ(self._first)
-        together = sum(max(t for n, t in totals if n == number) for number in numbers)
-        if accumulates and len(sites) == 1:
-            yield from self._of_passes(together, len(numbers))
-            return
-        values = [total for _, total in totals]
-        # A sum may be one over rows, of several numbers each, that is divided by the rows alone.
-        every = [
-            *values,
-            *(t / self._elements_of_row(e) for t, e in zip(values, known, strict=True)),
+        every_way = [
+            sum(
+                max(t for n, t in zip(of_pass, way, strict=True) if n == number)
+                for number in numbers
+            )
+            for way in ways
         ]
+        together = every_way[0]
+        if accumulates and len(sites) == 1:
+            if not any(near(each, 1.0, _ONE) for each in every_way):
+                yield from self._of_passes(together, len(numbers))
+            return
+        every = [total for way in ways for total in way]
         if any(near(each, 1.0, _ONE) for each in every):
             return
         # A script may also accumulate passes over the same rows, which have the same terms then.
@@ -285,6 +290,23 @@ class _RowWeights:
             yield self._finding(Level.WEAKER, "total", reason)
         elif len(values) == 1:
             yield self._finding(Level.REMARK, "total", f"the loss is multiplied by {values[0]:.3g}")
+
+    def _ways(self, known: Sequence[Sequence[LossTerm]]) -> list[list[float]]:
+        """Return the weights of all rows together of each term, in each way to count them.
+
+        A sum may be one over rows, of several numbers each, that is divided by the rows alone. What
+        multiplies its numbers may be a mask, or weights of rows by which it is not divided.
+        """
+        plain = [[replace(e, elements=e.numbers or e.elements) for e in each] for each in known]
+        # A mean may also be made larger: its weights are negative.
+        counts = [
+            [abs(_total(e)) * self._factor / self._ranks for e in terms] for terms in (known, plain)
+        ]
+        of_rows = [
+            [t / self._elements_of_row(e) for t, e in zip(totals, terms, strict=True)]
+            for totals, terms in zip(counts, (known, plain), strict=True)
+        ]
+        return [*counts, *of_rows]
 
     def _elements_of_row(self, each: Sequence[LossTerm]) -> float:
         """Return how many elements of a sum each row has, on all ranks; 1 if that is not known."""

@@ -118,6 +118,7 @@ class LossTerm:
     is_linear: bool  # the loss is a constant times the term, plus others
     gradient: float  # that arrives at it
     leaves_out: bool = False  # it counts some elements less than others
+    numbers: float = 0.0  # that it sums, each counted once; 0: as `elements`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from paceline.base.torch_internals.autograd import (
     operands,
     reduction,
     shape,
+    summed_numbers,
 )
 from paceline.measure.records.own_steps import LossTerm
 
@@ -62,6 +63,7 @@ class LossTerms:
                 is_linear=is_linear,
                 gradient=0.0,
                 leaves_out=leaves_out(node),
+                numbers=summed_numbers(node),
             )
             node.register_prehook(partial(self._note, term))
 
