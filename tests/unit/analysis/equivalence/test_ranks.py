@@ -375,6 +375,27 @@ def test_experts_of_a_rank_are_not_shown_and_other_weights_of_its_own_are_wrong(
     assert judged(*steps).statement == Statement.WRONG
 
 
+def test_parts_of_a_layer_may_begin_with_equal_numbers_where_all_rows_are_gathered_and_summed():
+    def record(rank, **more):
+        def used(name):
+            return own_values(name, rank) if name == "head.weight" else mean(name)
+
+        body, head = weights()
+        after = [body, replace(head, value=sketch_of(np.full(64, 2.0 + rank)))]
+        step = a_step(rank, used)
+        return OwnSteps(steps=[step], after=after, counts=[1], optimizers=["SGD"], **more)
+
+    def of(**more):
+        return judge_ranks([record(rank, **more) for rank in range(RANKS)], 1)
+
+    found = of(dividing=["head."])
+    assert found.statement == Statement.NOT_SHOWN
+    assert "head.weight of their own" in first(found)
+    assert of(dividing=["head."], layout=[COMPRESSED]).statement == Statement.NOT_SHOWN
+    assert of(dividing=["body."]).statement == Statement.WRONG
+    assert of().statement == Statement.WRONG
+
+
 def test_gradients_that_were_not_seen_may_be_equal_to_those_of_one_process():
     agrees = LayoutFinding(passed=True, reason="1 steps agree", steps=1)
     unseen = judged(*(replace(a_step(rank, mean), own=[]) for rank in range(RANKS)))
