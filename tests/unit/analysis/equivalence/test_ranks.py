@@ -188,6 +188,20 @@ def test_a_sum_of_weighted_rows_may_be_divided_by_the_rows():
     assert of_both(terms=[term(1 / 9, **a_sum)]).statement == Statement.MEAN
 
 
+def test_a_sum_may_be_divided_by_nearly_the_number_of_its_elements():
+    # Such as by all labels of sentences, of which the loss leaves out the first ones.
+    a_sum = {"kind": "NllLossBackward0", "is_mean": False, "elements": 40.0}
+    found = of_both(terms=[term(1 / 42, **a_sum)])
+    assert (found.statement, first(found)) == (2, "the weights of all rows add up to 0.952")
+    passes = [term(1 / 84, number=p, **a_sum) for p in range(2)]
+    accumulated = of_both(lambda n: mean(n, 2), passes=2, terms=passes)
+    assert (accumulated.statement, first(accumulated)) == (2, first(found))
+    for wrong in (1 / 60, 1 / 20):
+        assert of_both(terms=[term(wrong, **a_sum)]).statement > Statement.DATA_PARALLEL
+    half = [term(1 / 160, number=p, **a_sum) for p in range(2)]
+    assert of_both(lambda n: mean(n, 2), passes=2, terms=half).is_suspicious
+
+
 def test_an_optimiser_that_steps_none_of_the_weights_with_a_gradient_is_wrong():
     steps = [replace(a_step(rank, mean), used=[]) for rank in range(RANKS)]
     found = judged(*steps)

@@ -20,6 +20,8 @@ from paceline.measure.records.own_steps import LossTerm, OwnStep, fed_rows
 
 _EQUAL = 1e-4  # relative difference of two weights of rows
 _ONE = 1e-3
+# A sum is divided by nearly the number of its elements, such as with the first labels of sentences.
+_NEARLY_ONE = (0.8, 1.25)
 _MANY_TERMS = 8  # in a pass: the loss has a term for each row
 _WORDS = {"NllLoss": "cross entropy", "NllLoss2D": "cross entropy", "MseLoss": "MSE"}
 
@@ -251,7 +253,8 @@ class _RowWeights:
         together = every_way[0]
         if accumulates and len(sites) == 1:
             if not any(near(each, 1.0, _ONE) for each in every_way):
-                yield from self._of_passes(together, len(numbers))
+                is_sum = all(not e.is_mean for each in known for e in each)
+                yield from self._of_passes(together, len(numbers), is_sum=is_sum)
             return
         every = [total for way in ways for total in way]
         if any(near(each, 1.0, _ONE) for each in every):
@@ -278,11 +281,7 @@ class _RowWeights:
             reason = f"gradients are divided by {ranks} once too often"
             yield self._finding(Level.FAULT, "summed", reason, 1 / ranks)
         elif all(not e.is_mean for each in known for e in each):
-            reason = (
-                f"the weights of all rows add up to {values[0]:.3g}: the loss is not known to be a "
-                "mean"
-            )
-            yield self._finding(Level.WEAKER, "total", reason)
+            yield self._of_sum(values)
         elif accumulates and near(together, 1 / ranks, _ONE):
             yield self._of_all_passes(len(numbers))
         elif any(near(each, w, _ONE) for each in values for w in (ranks, 1 / ranks)):
@@ -317,12 +316,22 @@ class _RowWeights:
         of_row = {e.elements / r for e, r in pairs}
         return of_row.pop() if len(of_row) == 1 else 1.0
 
-    def _of_passes(self, total: float, passes: int) -> Iterator[RankFinding]:
+    def _of_sum(self, totals: Sequence[float]) -> RankFinding:
+        """Say what sums add up to. A single one may be divided by nearly its number of elements."""
+        least, most = _NEARLY_ONE
+        reason = f"the weights of all rows add up to {totals[0]:.3g}"
+        if len(totals) == 1 and least < totals[0] < most:
+            return self._finding(Level.REMARK, "total", reason)
+        return self._finding(Level.WEAKER, "total", f"{reason}: the loss is not known to be a mean")
+
+    def _of_passes(self, total: float, passes: int, *, is_sum: bool) -> Iterator[RankFinding]:
         if near(total, passes, _ONE) and near(self._mean, 1.0):
             reason = f"gradients of {passes} accumulated passes are not divided by their number"
             yield self._finding(Level.FAULT, "passes", reason, float(passes))
         elif near(total, 1 / self._ranks, _ONE) and near(self._mean, 1.0):
             yield self._of_all_passes(passes)
+        elif is_sum and not near(total, 1.0, _ONE):
+            yield self._of_sum([total])
         elif not near(total, 1.0, _ONE):
             reason = f"the weights of all rows of {passes} passes add up to {total:.3g}"
             yield self._finding(Level.WEAKER, "passes", reason)
