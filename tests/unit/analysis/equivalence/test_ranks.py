@@ -202,6 +202,21 @@ def test_a_sum_may_be_divided_by_nearly_the_number_of_its_elements():
     assert of_both(lambda n: mean(n, 2), passes=2, terms=half).is_suspicious
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_sum_may_be_computed_in_parts(passes):
+    # Such as a cross entropy over parts of the words of a batch, to save memory.
+    def parts(gradient):
+        a_sum = {"kind": "NllLossBackward0", "is_mean": False, "elements": 5.0}
+        return [term(gradient, number=p, **a_sum) for p in range(passes) for _ in range(8)]
+
+    def of(times, gradient):
+        return of_both(lambda n: times * mean(n, passes), passes=passes, terms=parts(gradient))
+
+    assert of(1, 1 / 40 / passes).findings == ()
+    assert of(2 / 40 / passes, 1 / 2).findings == ()  # divided after the pass
+    assert of(1, 1 / 8).statement == Statement.MEAN
+
+
 def test_an_optimiser_that_steps_none_of_the_weights_with_a_gradient_is_wrong():
     steps = [replace(a_step(rank, mean), used=[]) for rank in range(RANKS)]
     found = judged(*steps)

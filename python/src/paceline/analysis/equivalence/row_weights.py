@@ -243,9 +243,12 @@ class _RowWeights:
         values = ways[0]
         sites = {each.site for each in self._first.passes if each.number in numbers}
         accumulates = len(numbers) > 1 and _rows_differ(self._first)
+        # Sums of one kind may be those of parts of the rows.
+        is_parts = _are_sums(known) and len({e[0].kind for e in known}) == 1
+        of_terms = sum if is_parts else max
         every_way = [
             sum(
-                max(t for n, t in zip(of_pass, way, strict=True) if n == number)
+                of_terms([t for n, t in zip(of_pass, way, strict=True) if n == number])
                 for number in numbers
             )
             for way in ways
@@ -253,10 +256,10 @@ class _RowWeights:
         together = every_way[0]
         if accumulates and len(sites) == 1:
             if not any(near(each, 1.0, _ONE) for each in every_way):
-                is_sum = all(not e.is_mean for each in known for e in each)
+                is_sum = _are_sums(known)
                 yield from self._of_passes(together, len(numbers), is_sum=is_sum)
             return
-        every = [total for way in ways for total in way]
+        every = [total for way in (*ways, every_way if is_parts else []) for total in way]
         if any(near(each, 1.0, _ONE) for each in every):
             return
         # A script may also accumulate passes over the same rows, which have the same terms then.
@@ -267,7 +270,7 @@ class _RowWeights:
         is_repeated = len(kinds) == 1 < len(numbers)
         if near(together, 1.0, _ONE) and (accumulates or is_repeated):
             return
-        if accumulates:
+        if accumulates or is_parts:
             values = [together]
         elif len(values) > 1 and near(self._mean, 1.0) and near(sum(values), 1.0, _ONE):
             reason = f"the loss is the weighted mean of {len(values)} terms"
@@ -280,7 +283,7 @@ class _RowWeights:
         elif near(self._mean, 1 / ranks) and any(near(e, 1 / ranks, _ONE) for e in every):
             reason = f"gradients are divided by {ranks} once too often"
             yield self._finding(Level.FAULT, "summed", reason, 1 / ranks)
-        elif all(not e.is_mean for each in known for e in each):
+        elif _are_sums(known):
             yield self._of_sum(values)
         elif accumulates and near(together, 1 / ranks, _ONE):
             yield self._of_all_passes(len(numbers))
@@ -351,6 +354,10 @@ class _RowWeights:
                     "makes up for it"
                 )
                 yield self._finding(Level.SUSPICION, "summed", reason, factor)
+
+
+def _are_sums(terms: Sequence[Sequence[LossTerm]]) -> bool:
+    return all(not each.is_mean for those in terms for each in those)
 
 
 def _rows_differ(step: OwnStep) -> bool:
