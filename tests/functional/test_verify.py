@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAIRS = ROOT / "python/benchmarks/pairs"
 FLAT = Path(__file__).parent / "programs/flat_parameters.py"
 STATEMENTS = FLAT.with_name("statements.py")
+CLASSES = FLAT.with_name("divided_classes.py")
 DDP = ROOT / "examples/scripts/ddp.py"
 LAYOUTS = DDP.with_name("layouts.py")
 
@@ -320,6 +321,12 @@ def test_experts_to_which_ranks_send_rows_are_not_called_wrong(paceline):
     code, [layout] = verified(paceline, PAIRS / "odd.py", "--bug", "experts")
     assert (code, layout["shown"]["statement"]) == (7, 4), layout
     assert "expert parallel" in str(layout["shown"]["findings"])
+
+
+def test_parts_of_a_layer_that_begin_with_equal_numbers_are_not_called_wrong(paceline):
+    code, [layout] = verified(paceline, CLASSES)
+    assert (code, layout["shown"]["statement"]) == (7, 4), layout
+    assert "DividedClasses.weight of their own" in str(layout["shown"]["findings"])
 
 
 def test_each_way_to_train_allows_its_statement(paceline):

@@ -177,6 +177,46 @@ def test_a_sum_of_several_numbers_of_each_row_may_be_divided_by_the_rows():
     assert of_both(terms=[term(1 / 10, **a_sum)]).statement == Statement.MEAN
 
 
+def test_a_sum_of_weighted_rows_may_be_divided_by_the_rows():
+    # Such as the loss of a diffusion model, which counts each row by its noise.
+    a_sum = {"kind": "SumBackward0", "is_mean": False, "elements": 23.4, "numbers": 40.0}
+    of_rows = [term(1 / 16, number=p, **a_sum) for p in range(2)]
+    for gradient in (1 / 8, 1 / 40, 1 / 23.4):
+        assert of_both(terms=[term(gradient, **a_sum)]).findings == ()
+    accumulated = of_both(lambda n: mean(n, 2), passes=2, terms=of_rows)
+    assert accumulated.findings == ()
+    assert of_both(terms=[term(1 / 9, **a_sum)]).statement == Statement.MEAN
+
+
+def test_a_sum_may_be_divided_by_nearly_the_number_of_its_elements():
+    # Such as by all labels of sentences, of which the loss leaves out the first ones.
+    a_sum = {"kind": "NllLossBackward0", "is_mean": False, "elements": 40.0}
+    found = of_both(terms=[term(1 / 42, **a_sum)])
+    assert (found.statement, first(found)) == (2, "the weights of all rows add up to 0.952")
+    passes = [term(1 / 84, number=p, **a_sum) for p in range(2)]
+    accumulated = of_both(lambda n: mean(n, 2), passes=2, terms=passes)
+    assert (accumulated.statement, first(accumulated)) == (2, first(found))
+    for wrong in (1 / 60, 1 / 20):
+        assert of_both(terms=[term(wrong, **a_sum)]).statement > Statement.DATA_PARALLEL
+    half = [term(1 / 160, number=p, **a_sum) for p in range(2)]
+    assert of_both(lambda n: mean(n, 2), passes=2, terms=half).is_suspicious
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_sum_may_be_computed_in_parts(passes):
+    # Such as a cross entropy over parts of the words of a batch, to save memory.
+    def parts(gradient):
+        a_sum = {"kind": "NllLossBackward0", "is_mean": False, "elements": 5.0}
+        return [term(gradient, number=p, **a_sum) for p in range(passes) for _ in range(8)]
+
+    def of(times, gradient):
+        return of_both(lambda n: times * mean(n, passes), passes=passes, terms=parts(gradient))
+
+    assert of(1, 1 / 40 / passes).findings == ()
+    assert of(2 / 40 / passes, 1 / 2).findings == ()  # divided after the pass
+    assert of(1, 1 / 8).statement == Statement.MEAN
+
+
 def test_an_optimiser_that_steps_none_of_the_weights_with_a_gradient_is_wrong():
     steps = [replace(a_step(rank, mean), used=[]) for rank in range(RANKS)]
     found = judged(*steps)
@@ -362,6 +402,27 @@ def test_experts_of_a_rank_are_not_shown_and_other_weights_of_its_own_are_wrong(
         assert "body.weight of their own, to which they send rows (expert parallel)" in first(found)
     assert judged(*steps, exchanging=["head"]).statement == Statement.WRONG
     assert judged(*steps).statement == Statement.WRONG
+
+
+def test_parts_of_a_layer_may_begin_with_equal_numbers_where_all_rows_are_gathered_and_summed():
+    def record(rank, **more):
+        def used(name):
+            return own_values(name, rank) if name == "head.weight" else mean(name)
+
+        body, head = weights()
+        after = [body, replace(head, value=sketch_of(np.full(64, 2.0 + rank)))]
+        step = a_step(rank, used)
+        return OwnSteps(steps=[step], after=after, counts=[1], optimizers=["SGD"], **more)
+
+    def of(**more):
+        return judge_ranks([record(rank, **more) for rank in range(RANKS)], 1)
+
+    found = of(dividing=["head."])
+    assert found.statement == Statement.NOT_SHOWN
+    assert "head.weight of their own" in first(found)
+    assert of(dividing=["head."], layout=[COMPRESSED]).statement == Statement.NOT_SHOWN
+    assert of(dividing=["body."]).statement == Statement.WRONG
+    assert of().statement == Statement.WRONG
 
 
 def test_gradients_that_were_not_seen_may_be_equal_to_those_of_one_process():

@@ -6,7 +6,7 @@ Each yields findings; `ranks` puts them into an order and says what they show to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -103,13 +103,13 @@ def _experts(records: Sequence[OwnSteps]) -> list[str]:
     unequal = {each.name for each in unequal_places(first)}
     wide = {each.place.name for each in first[0] if len(each.shape) > 1}
     inside = [
-        all(any(_is_in(name, module) for module in each.exchanging) for name in unequal)
+        all(any(is_in(name, module) for module in each.exchanging) for name in unequal)
         for each in records
     ]
     return sorted(unequal) if unequal and wide - unequal and all(inside) else []
 
 
-def _is_in(name: str, module: str) -> bool:
+def is_in(name: str, module: str) -> bool:
     """Return whether a weight belongs to a module; a whole model has its prefix as its name."""
     return name.startswith(f"{module}." if module and not module.endswith(".") else module)
 
@@ -148,10 +148,11 @@ def equal_states(
     *,
     is_divided: bool,
     is_left_out: bool = False,
+    own: Collection[str] = (),
 ) -> Iterator[RankFinding]:
     """Compare weights before each step, and buffers when modules use them.
 
-    is_divided: ranks may have weights of their own; those that were equal must stay so.
+    is_divided: ranks may have weights of their own; those that were equal must stay so, but `own`.
     is_left_out: no gradient of weights that differ first is exchanged, while others are.
     """
     first: set[TensorPart] = set()
@@ -160,6 +161,7 @@ def equal_states(
         unequal = list(_unequal([each.weights for each in steps]))
         if not number:
             first = {each.place for each in unequal} if is_divided else set()
+            first |= {s.place for step in steps for s in step.weights if s.place.name in own}
         new = [each for each in unequal if each.place not in first]
         if number:
             yield from _of_states(new, "drift", key[1])

@@ -34,6 +34,7 @@ from paceline.analysis.equivalence.own_checks import (
     equal_starts,
     equal_states,
     equal_used,
+    is_in,
     layout_of,
     lost_updates,
     of_scales,
@@ -139,7 +140,13 @@ class _Judgement:
         self._by_key = [{(e.optimizer, e.step): e for e in each.steps} for each in records]
         shared = set(self._by_key[0]).intersection(*self._by_key[1:])
         self._keys = [key for key in self._by_key[0] if key in shared]  # as they took place
+        self._parts = self._divided_parts()
         self._layout = layout_of(records) or self._by_hand()
+        if self._parts:
+            self._layout.append(
+                f"ranks have {some(self._parts)} of their own in a module that gathers the rows of "
+                "all ranks and sums its results over them (model parallel)"
+            )
         self._equal = equal_starts(records, self._keys, self._by_key)
         in_these = any(not a and b for a, b in pairwise(self._equal))
         self._becomes_equal = in_these or become_equal(records)
@@ -195,6 +202,7 @@ class _Judgement:
                 self._by_key,
                 is_divided=divided,
                 is_left_out=self._is_left_out(),
+                own=self._parts,
             )
         yield from of_steps
         yield from lost_updates(self._records, self._keys, self._by_key)
@@ -242,6 +250,24 @@ class _Judgement:
             rows = list(own_rows(steps))
             yield from rows
             yield from self._of_exchange(steps, has_rows=not rows)
+
+    def _divided_parts(self) -> list[str]:
+        """Return weights of which each rank has a part that may begin with the numbers of others.
+
+        Nothing exchanges their gradients, while others are exchanged, and their module computes the
+        results of all ranks' rows together with other ranks.
+        """
+        if not self._keys or not all(each.dividing for each in self._records):
+            return []
+        steps = {rank: found[self._keys[0]] for rank, found in enumerate(self._by_key)}
+        found = [each for each in exchanged(steps, self._ranks) if not each.is_zero]
+        own = sorted({e.place.name for e in found if e.factor is None and _is_local(e)})
+        is_inside = all(
+            any(is_in(name, module) for module in record.dividing)
+            for record in self._records
+            for name in own
+        )
+        return own if len(own) < len(found) and is_inside else []
 
     def _by_hand(self) -> list[str]:
         """Return how ranks divide layers if own gradients show it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from paceline.measure.records.own_steps import LossTerm, OwnStep, fed_rows
 
 _EQUAL = 1e-4  # relative difference of two weights of rows
 _ONE = 1e-3
+# A sum is divided by nearly the number of its elements, such as with the first labels of sentences.
+_NEARLY_ONE = (0.8, 1.25)
 _MANY_TERMS = 8  # in a pass: the loss has a term for each row
 _WORDS = {"NllLoss": "cross entropy", "NllLoss2D": "cross entropy", "MseLoss": "MSE"}
 
@@ -241,21 +244,29 @@ class _RowWeights:
 
     def _totals(self, known: Sequence[Sequence[LossTerm]]) -> Iterator[RankFinding]:
         """Compare the weight of all rows together with 1."""
-        # A mean may also be made larger: its weights are negative.
-        totals = [(e[0].number, abs(_total(e)) * self._factor / self._ranks) for e in known]
-        numbers = sorted({number for number, _ in totals})
+        of_pass = [e[0].number for e in known]
+        numbers = sorted(set(of_pass))
+        ways = self._ways(known)
+        values = ways[0]
         sites = {each.site for each in self._first.passes if each.number in numbers}
         accumulates = len(numbers) > 1 and _rows_differ(self._first)
-        together = sum(max(t for n, t in totals if n == number) for number in numbers)
-        if accumulates and len(sites) == 1:
-            yield from self._of_passes(together, len(numbers))
-            return
-        values = [total for _, total in totals]
-        # A sum may be one over rows, of several numbers each, that is divided by the rows alone.
-        every = [
-            *values,
-            *(t / self._elements_of_row(e) for t, e in zip(values, known, strict=True)),
+        # Sums of one kind may be those of parts of the rows.
+        is_parts = _are_sums(known) and len({e[0].kind for e in known}) == 1
+        of_terms = sum if is_parts else max
+        every_way = [
+            sum(
+                of_terms([t for n, t in zip(of_pass, way, strict=True) if n == number])
+                for number in numbers
+            )
+            for way in ways
         ]
+        together = every_way[0]
+        if accumulates and len(sites) == 1:
+            if not any(near(each, 1.0, _ONE) for each in every_way):
+                is_sum = _are_sums(known)
+                yield from self._of_passes(together, len(numbers), is_sum=is_sum)
+            return
+        every = [total for way in (*ways, every_way if is_parts else []) for total in way]
         if any(near(each, 1.0, _ONE) for each in every):
             return
         # A script may also accumulate passes over the same rows, which have the same terms then.
@@ -266,7 +277,7 @@ class _RowWeights:
         is_repeated = len(kinds) == 1 < len(numbers)
         if near(together, 1.0, _ONE) and (accumulates or is_repeated):
             return
-        if accumulates:
+        if accumulates or is_parts:
             values = [together]
         elif len(values) > 1 and near(self._mean, 1.0) and near(sum(values), 1.0, _ONE):
             reason = f"the loss is the weighted mean of {len(values)} terms"
@@ -279,12 +290,8 @@ class _RowWeights:
         elif near(self._mean, 1 / ranks) and any(near(e, 1 / ranks, _ONE) for e in every):
             reason = f"gradients are divided by {ranks} once too often"
             yield self._finding(Level.FAULT, "summed", reason, 1 / ranks)
-        elif all(not e.is_mean for each in known for e in each):
-            reason = (
-                f"the weights of all rows add up to {values[0]:.3g}: the loss is not known to be a "
-                "mean"
-            )
-            yield self._finding(Level.WEAKER, "total", reason)
+        elif _are_sums(known):
+            yield self._of_sum(values)
         elif accumulates and near(together, 1 / ranks, _ONE):
             yield self._of_all_passes(len(numbers))
         elif any(near(each, w, _ONE) for each in values for w in (ranks, 1 / ranks)):
@@ -292,6 +299,23 @@ class _RowWeights:
             yield self._finding(Level.WEAKER, "total", reason)
         elif len(values) == 1:
             yield self._finding(Level.REMARK, "total", f"the loss is multiplied by {values[0]:.3g}")
+
+    def _ways(self, known: Sequence[Sequence[LossTerm]]) -> list[list[float]]:
+        """Return the weights of all rows together of each term, in each way to count them.
+
+        A sum may be one over rows, of several numbers each, that is divided by the rows alone. What
+        multiplies its numbers may be a mask, or weights of rows by which it is not divided.
+        """
+        plain = [[replace(e, elements=e.numbers or e.elements) for e in each] for each in known]
+        # A mean may also be made larger: its weights are negative.
+        counts = [
+            [abs(_total(e)) * self._factor / self._ranks for e in terms] for terms in (known, plain)
+        ]
+        of_rows = [
+            [t / self._elements_of_row(e) for t, e in zip(totals, terms, strict=True)]
+            for totals, terms in zip(counts, (known, plain), strict=True)
+        ]
+        return [*counts, *of_rows]
 
     def _elements_of_row(self, each: Sequence[LossTerm]) -> float:
         """Return how many elements of a sum each row has, on all ranks; 1 if that is not known."""
@@ -302,12 +326,22 @@ class _RowWeights:
         of_row = {e.elements / r for e, r in pairs}
         return of_row.pop() if len(of_row) == 1 else 1.0
 
-    def _of_passes(self, total: float, passes: int) -> Iterator[RankFinding]:
+    def _of_sum(self, totals: Sequence[float]) -> RankFinding:
+        """Say what sums add up to. A single one may be divided by nearly its number of elements."""
+        least, most = _NEARLY_ONE
+        reason = f"the weights of all rows add up to {totals[0]:.3g}"
+        if len(totals) == 1 and least < totals[0] < most:
+            return self._finding(Level.REMARK, "total", reason)
+        return self._finding(Level.WEAKER, "total", f"{reason}: the loss is not known to be a mean")
+
+    def _of_passes(self, total: float, passes: int, *, is_sum: bool) -> Iterator[RankFinding]:
         if near(total, passes, _ONE) and near(self._mean, 1.0):
             reason = f"gradients of {passes} accumulated passes are not divided by their number"
             yield self._finding(Level.FAULT, "passes", reason, float(passes))
         elif near(total, 1 / self._ranks, _ONE) and near(self._mean, 1.0):
             yield self._of_all_passes(passes)
+        elif is_sum and not near(total, 1.0, _ONE):
+            yield self._of_sum([total])
         elif not near(total, 1.0, _ONE):
             reason = f"the weights of all rows of {passes} passes add up to {total:.3g}"
             yield self._finding(Level.WEAKER, "passes", reason)
@@ -349,6 +383,10 @@ def _shared(aligned: Sequence[Sequence[LossTerm]]) -> str | None:
                 return None
             found.add(kind)
     return min(found, default=None)
+
+
+def _are_sums(terms: Sequence[Sequence[LossTerm]]) -> bool:
+    return all(not each.is_mean for those in terms for each in those)
 
 
 def _rows_differ(step: OwnStep) -> bool:

@@ -82,6 +82,12 @@ def reduction(node: Any) -> tuple[float, bool | None]:
     return float(node._saved_self.numel()), number == _MEAN
 
 
+def summed_numbers(node: Any) -> float:
+    """Return how many numbers a sum has, whatever multiplies them; 0 if the node is none."""
+    is_sum = node.name().startswith("SumBackward")
+    return float(math.prod(node._saved_self_sym_sizes)) if is_sum else 0.0
+
+
 def leaves_out(node: Any) -> bool:
     """Return whether a mean counts some elements less than others, such as ignored classes."""
     if not node.name().startswith("NllLoss"):

@@ -118,6 +118,7 @@ class LossTerm:
     is_linear: bool  # the loss is a constant times the term, plus others
     gradient: float  # that arrives at it
     leaves_out: bool = False  # it counts some elements less than others
+    numbers: float = 0.0  # that it sums, each counted once; 0: as `elements`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +185,8 @@ class OwnSteps:
     # modules that exchange values with other ranks while they are called, with a gradient; of the
     # outermost one only if it sends rows to ranks (all_to_all)
     exchanging: list[str] = field(default_factory=list)
+    # modules that gather rows of all ranks and sum their results in one call, with a gradient
+    dividing: list[str] = field(default_factory=list)
     keeps_statistics: bool = False  # a wrapper was told not to send running statistics
     mixing: list[str] = field(default_factory=list)  # modules that mix rows
 

@@ -64,6 +64,21 @@ def test_spawned_ranks_run_here_as_this_rank(join):
     assert mp.spawn is sys.modules["torch.multiprocessing.spawn"].spawn
 
 
+def test_ranks_that_are_spawned_once_more_open_a_group_of_their_own():
+    seen = []
+
+    def opens(_rank):
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        seen.append(torch.distributed.group.WORLD)
+
+    with processes(0, 1).answering():
+        for _ in range(2):
+            mp.spawn(opens, nprocs=1)
+    torch.distributed.destroy_process_group()
+    assert seen[0] is not seen[1]
+
+
 def test_another_number_of_ranks_is_refused_at_the_call():
     with processes(0, 1).answering(), pytest.raises(UsageError) as caught:
         mp.spawn(works, nprocs=2)

@@ -24,6 +24,7 @@ from paceline.base.torch_internals.autograd import (
     reduced_rows,
     reduction,
     shape,
+    summed_numbers,
 )
 from paceline.measure.records.own_steps import LossTerm
 
@@ -63,6 +64,7 @@ class LossTerms:
                 is_linear=is_linear,
                 gradient=0.0,
                 leaves_out=leaves_out(node),
+                numbers=summed_numbers(node),
             )
             node.register_prehook(partial(self._note, term))
 

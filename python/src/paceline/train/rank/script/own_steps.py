@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -114,6 +113,8 @@ class OwnStepsRecorder:
         self._crossing: list[Any] = []  # nodes of functions that exchange values, not looked at yet
         self._exchanging: list[nn.Module] = []
         self._routing: list[nn.Module] = []
+        self._gathering: list[nn.Module] = []
+        self._dividing: list[nn.Module] = []
         self._products: list[Product] = []
         self._scale = 1.0
         self._scale_of_loss = 1.0
@@ -175,6 +176,7 @@ class OwnStepsRecorder:
         exchanging = self._states.names_of(self._exchanging)
         parts = {name for name in exchanging if name and not name.endswith(".")}
         self._found.exchanging = sorted(parts | self._states.names_of(self._routing))
+        self._found.dividing = sorted(self._states.names_of(self._dividing))
         self._found.counts = self._counts
         self._found.optimizers = [type(each).__name__ for each in self._optimizers]
         write_json(self._file, self._found)
@@ -246,14 +248,19 @@ class OwnStepsRecorder:
         self._note_exchange(self._routing)
         return function(*arguments, **named)
 
-    def _note_exchange(self, modules: list[nn.Module]) -> None:
-        """Note an exchange of a forward pass that has a gradient, and the module of which it is."""
+    def _note_exchange(self, *kinds: list[nn.Module]) -> bool:
+        """Note an exchange of a forward pass that has a gradient, and the module of which it is.
+
+        Return whether it is one.
+        """
         if self._passing or (crossing := _differentiated()) is None:
-            return
+            return False
         self._crossing.append(crossing)
         module = self._reached_rows.innermost
-        if module is not None and all(each is not module for each in modules):
-            modules.append(module)
+        for modules in kinds:
+            if module is not None and not _has(modules, module):
+                modules.append(module)
+        return True
 
     def _sum(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Note a tensor with a gradient that a forward pass sums in place, over all ranks."""
@@ -263,10 +270,13 @@ class OwnStepsRecorder:
             group = named.get("group", arguments[2] if len(arguments) > 2 else None)
             if dist.get_world_size(group) == self._ranks:
                 self._summed.add(tensor.grad_fn)
-        return self._exchange(function, *arguments, **named)
+        if self._note_exchange(self._exchanging):
+            around = [each for each in self._reached_rows.calls if _has(self._gathering, each)]
+            self._dividing += [each for each in around if not _has(self._dividing, each)]
+        return function(*arguments, **named)
 
     def _gather(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        function = partial(self._exchange, function)
+        self._note_exchange(self._exchanging, self._gathering)
         result = function(*arguments, **named)
         is_forward = torch.is_grad_enabled() and not self._passing
         if is_forward and arguments and _caller() != "torch":  # FSDP gathers parameters with it
@@ -447,6 +457,10 @@ class OwnStepsRecorder:
         same = [each for each in self._found.steps if each.optimizer == step.optimizer]
         if len(same) > self._most + self._last:  # the first ones and the last ones stay
             self._found.steps.remove(same[self._most])
+
+
+def _has(modules: list[nn.Module], module: nn.Module) -> bool:
+    return any(each is module for each in modules)
 
 
 def _is_looked_at(steps: int) -> bool:

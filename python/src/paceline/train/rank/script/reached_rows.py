@@ -9,7 +9,7 @@ after which step all of them end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -91,6 +91,11 @@ class ReachedRowsRecorder:
     def innermost(self) -> nn.Module | None:
         """The module in whose own forward function the script is."""
         return self._calls[-1] if self._calls else None
+
+    @property
+    def calls(self) -> Sequence[nn.Module]:
+        """The modules in whose calls the script is, the outermost one first."""
+        return self._calls
 
     def _write(self) -> None:
         is_whole = self.has_ended and self._count < _MOST_ROWS

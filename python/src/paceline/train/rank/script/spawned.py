@@ -65,6 +65,7 @@ class SpawnedProcesses:
         self._context = context
         self._started: list[_Child] = []
         self._ranks: list[_Child] = []  # of which the one of this rank has run here
+        self._has_spawned = False
         self._joined_s: float | None = None  # when the first one would have joined a group
 
     @contextmanager
@@ -108,7 +109,6 @@ class SpawnedProcesses:
 
     def _run(self, own: _Child) -> None:
         own.target(*own.arguments, **own.named)
-        _leave_group()
         for each in self._ranks:  # the script may look at their status
             vars(each.process)["_popen"].returncode = 0
 
@@ -151,8 +151,10 @@ class SpawnedProcesses:
                 'its node; let it start int(os.environ["LOCAL_WORLD_SIZE"]) ranks, or compare only '
                 f"layouts with {nprocs} ranks per node"
             )
+        if self._has_spawned and dist.is_initialized():
+            dist.destroy_process_group()  # that of the processes before, which ended with them
+        self._has_spawned = True
         fn(self._context.local_rank, *args)
-        _leave_group()
         return None if join else _Ended()
 
     def _start(self, function: Callable[..., Any], process: Any) -> None:
@@ -184,12 +186,6 @@ class SpawnedProcesses:
         file = Path("" if code is None else code.co_filename)
         folder = Path(self._script.path).parent
         return file.is_relative_to(folder) and "site-packages" not in file.parts
-
-
-def _leave_group() -> None:
-    """Close the process group that a process of the script would have left open at its end."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 class _Ended:
