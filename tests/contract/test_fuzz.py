@@ -48,7 +48,10 @@ def test_an_error_before_the_fault_is_one_unless_the_victim_was_ahead(left, lost
     calls = [Call(name, 8, "float32", 0, is_asynchronous=False) for name in ("barrier", left)]
     steps = (*calls, *[calls[0]] * 4)
     episode = Episode(steps, "interrupt", victim=2, other=calls[0], delay_s=0.0)
-    behind = ["right", f"error PeerLost: rank {lost} has failed", *["error GroupClosed"] * 4]
+    seen = (
+        f"error PeerLost: rank 0: shared memory {left}: rank {lost} has failed while rank 0 waited"
+    )
+    behind = ["right", seen, *["error GroupClosed"] * 4]
     victim = ["right", "right", "interrupted", *["error GroupClosed"] * 3]
     outcomes = {0: behind, 2: victim}
     found = judge(episode, {rank: [(one, 0.0) for one in each] for rank, each in outcomes.items()})

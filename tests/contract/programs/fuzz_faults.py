@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -263,7 +264,8 @@ def _victim_was_ahead(episode: Episode, number: int, error: str) -> bool:
     return (
         episode.fault in ("interrupt", "kill")
         and all(call.operation in _ROOTED for call in episode.steps[number : episode.at])
-        and f"PeerLost: rank {episode.victim} " in error
+        and "PeerLost: " in error
+        and re.search(rf"\brank {episode.victim} (\(.*?\) )?has ", error) is not None
     )
 
 
