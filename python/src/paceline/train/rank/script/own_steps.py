@@ -120,9 +120,8 @@ class OwnStepsRecorder:
         self._scale_of_loss = 1.0
         self._is_scaled = False  # gradients, by a gradient scaler, until it divides them
         self._clipped_scale = 1.0
-        self._around: dict[
-            int, tuple[dict[str, int], dict[str, int]]
-        ] = {}  # see _compare_with_former
+        # checksums of weights before and after the last step, by optimiser
+        self._around: dict[int, tuple[dict[str, int], dict[str, int]]] = {}
         self._step: OwnStep | None = None
         self._is_over = False  # the steps of which everything is recorded
         self._hooks = ExitStack()
