@@ -226,7 +226,7 @@ def test_each_pair_of_a_bug_and_its_twin_is_in_its_script(
     monkeypatch.syspath_prepend(BENCHMARKS)
     cases = list(importlib.import_module("verify_bugs").declared())
     bugs = [each for each in cases if not each.fixed]
-    odd = [each for each in cases if each.kind == "odd"]
+    odd = [each for each in cases if each.kind.startswith("odd")]
     assert len(cases) == 2 * len(bugs) + len(odd)
     assert len(bugs) >= 60
     assert len(odd) >= 30
@@ -237,7 +237,7 @@ def test_each_pair_of_a_bug_and_its_twin_is_in_its_script(
         assert all(
             f"def {bug.replace('-', '_')}(" in source or f'"{bug}"' in source for bug in own
         ), kind
-        assert kind == "odd" or 5 <= len(own) <= 15, kind
+        assert kind.startswith("odd") or 5 <= len(own) <= 25, kind
 
 
 def test_a_bug_with_another_cause_is_found_and_its_twin_with_a_suspicion_is_a_false_alarm(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.base.errors import TimedOut
-from paceline.collectives.mpi import point_to_point
+from paceline.collectives.mpi import world
 from paceline.collectives.mpi.world import AdaptivePause
 
 
@@ -26,7 +26,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(point_to_point, "time", clock)
+    monkeypatch.setattr(world, "time", clock)
     return clock
 
 
@@ -35,11 +35,11 @@ def test_request_that_was_given_up_keeps_the_memory_that_mpi_may_write_to(clock,
         def Test(self):  # noqa: N802  (mpi4py's name)
             return False
 
-    monkeypatch.setattr(point_to_point, "_abandoned", [])
+    monkeypatch.setattr(world, "_abandoned", [])
     request = Pending()
     with pytest.raises(TimedOut, match="MPI broadcast"):
-        point_to_point.complete(request, "broadcast", 0, 0.01)
-    assert point_to_point._abandoned == [request]
+        world.complete(request, "broadcast", 0, 0.01)
+    assert world._abandoned == [request]
 
 
 def test_message_that_comes_at_once_is_not_slept_over(clock):
