@@ -145,7 +145,7 @@ def same_draws(wrong):
 
 
 def one_replica_more(wrong):
-    """The sampler is told of one rank more than there are, so some rows are on none."""
+    """The sampler is told of one rank too many, so no rank gets some of the rows."""
     dataset = table(192)
     parts = ranks() + 1 if wrong and ranks() > 1 else ranks()
     sampler = DistributedSampler(dataset, parts, rank(), shuffle=False)

@@ -230,8 +230,7 @@ def _is_clipped_first(choices: Sequence[_Own], used: Mapping[int, UsedGradient])
 
 def _is_own_clipped(own: _Own, used: UsedGradient, rank: int) -> bool:
     before = None if used.before_clip is None else _fitted(own, used.before_clip, rank)
-    is_own = before is not None and all(bool(w) == (key[0] == rank) for key, w in before.items())
-    return is_own and _fitted(own, used.value, rank) is None
+    return before is not None and is_own(before, rank) and _fitted(own, used.value, rank) is None
 
 
 def _first_fit(choices: Sequence[_Own], used: UsedGradient, rank: int) -> Weights | None:
@@ -316,6 +315,11 @@ def _fitted(own: _Own, used: Sketch, rank: int, scale: float = 1.0) -> Weights |
         key: 0.0 if abs(value) < least else float(value)
         for key, value in zip(keys, weights, strict=True)
     }
+
+
+def is_own(weights: Weights, rank: int) -> bool:
+    """Return whether the weights are those of a rank that uses its own gradients alone."""
+    return all(bool(weight) == (key[0] == rank) for key, weight in weights.items())
 
 
 def of_all_passes(weights: Sequence[Weights]) -> int:

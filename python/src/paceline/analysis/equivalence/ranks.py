@@ -21,6 +21,7 @@ from paceline.analysis.equivalence.exchange import (
     common_factor,
     exchanged,
     factor_of_shards,
+    is_own,
     near,
     of_all_passes,
 )
@@ -550,7 +551,7 @@ def _reason(each: Exchanged, ranks: int) -> tuple[Level, str, float | None]:
     fits = list(known.values())
     if all(not any(fit.values()) for fit in fits):
         return Level.FAULT, "the gradient of {} is lost: it is zero after the exchange", 0.0
-    if all(_is_own(fit, rank) for rank, fit in known.items()):
+    if all(is_own(fit, rank) for rank, fit in known.items()):
         return Level.FAULT, "the gradient of {} is not exchanged: each rank uses its own", None
     passes = of_all_passes(fits)
     if passes > 1 and (reason := _of_passes(known, passes)) is not None:
@@ -588,7 +589,7 @@ def _of_passes(known: Mapping[int, Weights], passes: int) -> str | None:
     alone = [
         place + 1
         for place in range(passes)
-        if all(_is_own(_of_pass(fit, place), rank) for rank, fit in known.items())
+        if all(is_own(_of_pass(fit, place), rank) for rank, fit in known.items())
     ]
     if alone and len(alone) < passes:
         return f"the gradient of {{}} is not exchanged in pass {some(alone)}"
@@ -602,11 +603,7 @@ def _of_passes(known: Mapping[int, Weights], passes: int) -> str | None:
 
 def _is_local(each: Exchanged) -> bool:
     """Return whether all ranks use their own gradient of a tensor."""
-    return all(fit is not None and _is_own(fit, rank) for rank, fit in each.weights.items())
-
-
-def _is_own(fit: Weights, rank: int) -> bool:
-    return all(bool(weight) == (key[0] == rank) for key, weight in fit.items())
+    return all(fit is not None and is_own(fit, rank) for rank, fit in each.weights.items())
 
 
 def _of_pass(fit: Weights, place: int) -> Weights:

@@ -409,7 +409,7 @@ class Observer:
         """Compare tensors with the reference's.
 
         hashed: whether the checksums of ranks are compared with each other. before: what is
-        subtracted from them first; then differences of rounded elements are told apart.
+        subtracted from them first; differences that are only roundings are then counted apart.
         """
         sharded = self._sharded()
         hashed = hashed and self._context.world_size > 1
