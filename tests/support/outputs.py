@@ -33,6 +33,7 @@ _BY_CHANCE = re.compile(
 )
 _COST = re.compile(r"\b(?:compute|data wait|bubble|waiting|transfer|other) (?=\d)")
 _FIGURE = re.compile(r"[=?+(-]?\d\S*|±\S+|missed|\u2013")
+_RANGE = re.compile(r"(?<=\d) to (?=\d)")  # of figures; a single one is shown where both are equal
 _CALL = re.compile(r"  \S+:\d+ in ")  # of a stack
 
 
@@ -87,5 +88,5 @@ def form(output: str) -> list[str]:
     run one repeat where the page has several.
     """
     lines = _BY_CHANCE.sub("", output).replace("repeats", "repeat").splitlines()
-    known = (_COST.sub("", line) for line in lines if not _CALL.match(line))
+    known = (_COST.sub("", _RANGE.sub(" ", line)) for line in lines if not _CALL.match(line))
     return sorted(word for line in known for word in _FIGURE.sub("", line).split())

@@ -143,6 +143,7 @@ def test_the_form_of_an_output_has_no_figures_and_no_verdict():
     assert form(table + "report: a.html") == form(other + "report: a.html")
     assert form(table) != form(table.replace("processes", "threads"))
     assert form("  lib/a.py:3 in f\nrank 1 waits") == form("rank 2 waits")
+    assert form("latency  0.016 to 0.03 ms") == form("latency  0.014 ms")
 
 
 def test_commands_are_documented():
