@@ -1,10 +1,10 @@
 """Run an experiment on an idle machine and beside known load: does its answer stay the same?
 
-    python beside_load.py --out beside_load.json --runs quickstart_runs [--rounds 5]
+    python beside_load.py --out beside_load.json --runs quickstart_runs [--rounds 5 5 1]
 
 bursts: both cores are taken for 2 to 12 s, about a fifth of the time. one-core: one core is taken
-all the time. Loads rotate within a round. A folder of runs that exists is continued: what has an
-outcome is not run again. The machine has to be idle otherwise.
+all the time, and a run takes four times as long. Loads rotate within a round. A folder of runs that
+exists is continued: what has an outcome is not run again. The machine has to be idle otherwise.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BUSY_S, IDLE_S = (2.0, 12.0), (8.0, 48.0)  # mean of the idle time: four times that of the busy one
 RUN_LIMIT_S = 1500.0
 IDLE, BURSTS, ONE_CORE = LOADS = ("idle", "bursts", "one-core")
+ROUNDS = (5, 5, 1)
 _BURN = "--burn"  # this program, as the load
 
 
@@ -39,13 +40,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="folder of the run directories")
     parser.add_argument("--experiment", default="quickstart")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--rounds", type=int, nargs=len(LOADS), default=ROUNDS, metavar=LOADS)
     options = parser.parse_args()
+    rounds = dict(zip(LOADS, options.rounds, strict=True))
     runs = []
-    for count in range(options.rounds):
-        first = count % len(options.loads)
-        for load in options.loads[first:] + options.loads[:first]:
+    for count in range(max(options.rounds)):
+        loads = [load for load in LOADS if count < rounds[load]]
+        first = count % len(loads)
+        for load in loads[first:] + loads[:first]:
             run_dir = options.runs / f"{load}-{count}"
             if not ended(run_dir).exists():
                 measure(options.experiment, run_dir, load, seed=count + 1)

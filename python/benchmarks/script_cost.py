@@ -26,7 +26,7 @@ from common import median_interval, shown, write_results
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import RankFiles
-from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import load_spec
 from paceline.plan.trials.planning import plan_trials
 from paceline.runner.job.context import rank_context
 from paceline.runner.launchers.base import launcher_for

@@ -28,7 +28,7 @@ from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import RankStatus, StepRow
 from paceline.measure.telemetry import SidecarHandle, SidecarRequest
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 MEMORY_LIMIT_BYTES = 80e6
 SETTLED_AFTER_S = 3.0  # its start is not its cost a second

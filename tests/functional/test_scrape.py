@@ -29,7 +29,7 @@ from paceline.measure.records.metrics.metric import Row
 from paceline.measure.telemetry import SidecarHandle, SidecarRequest
 from paceline.measure.telemetry.exporter import MetricsServer, text_of
 from paceline.measure.telemetry.request import remove_targets, target_text, write_targets
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 pytestmark = [pytest.mark.functional, pytest.mark.needs("prometheus")]
 

@@ -20,7 +20,7 @@ from paceline.measure.telemetry.exporter import Snapshot, families
 from paceline.measure.telemetry.request import SidecarRequest
 from paceline.measure.telemetry.sampler import Sampler
 from paceline.measure.telemetry.training import OperationTotals, TrainingProgress
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 pytestmark = pytest.mark.functional
 

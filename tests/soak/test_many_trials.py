@@ -15,7 +15,7 @@ from tests.soak.marked import MarkedCommand
 
 from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import load_spec
 from paceline.runner.trials.planning import plan
 from paceline.runner.trials.preview import disk_uses, total_disk_use
 

@@ -20,7 +20,7 @@ from tests.support.sidecars import port_of
 from paceline.measure.records.files import JsonlWriter, write_json
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.telemetry import SidecarHandle, SidecarRequest
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 

@@ -17,7 +17,7 @@ import paceline
 from paceline.analysis.compare.run import compare_run
 from paceline.api import LineProgress
 from paceline.base.errors import DataError, NotComparable, UsageError
-from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import load_spec
 from paceline.plan.trials.trial import Trial
 from paceline.show.report.document import render
 

@@ -28,7 +28,8 @@ from paceline.base.host.own_runs import THE_SPEC, check_own_run, odd_content
 from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import MADE, RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
-from paceline.plan.spec import Experiment, SpecSource, load_spec
+from paceline.plan.spec.loading import SpecSource, load_spec
+from paceline.plan.spec.models import Experiment
 from paceline.plan.trials.trial import Trial
 from paceline.runner.launchers.base import launcher_for
 from paceline.runner.trials import experiment

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from paceline.base.errors import ExitCode
 from paceline.cli import main
-from paceline.plan.spec import load_spec
-from paceline.plan.spec.loading import shipped_experiments
+from paceline.plan.spec.loading import load_spec, shipped_experiments
 from paceline.runner.trials.planning import plan
 
 

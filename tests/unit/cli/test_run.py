@@ -21,8 +21,7 @@ from paceline.cli.progress import ConsoleProgress
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import Outcome
-from paceline.plan.spec import Spec
-from paceline.plan.spec.loading import shipped_experiments
+from paceline.plan.spec.loading import Spec, shipped_experiments
 from paceline.runner.trials import experiment
 
 FAILED = dataclasses.replace(

@@ -11,7 +11,7 @@ import pytest
 from paceline.base.errors import UsageError
 from paceline.cli import main
 from paceline.cli.experiment import ExperimentCommand, ExperimentRequest, takes_experiment
-from paceline.plan.spec import Spec
+from paceline.plan.spec.loading import Spec
 from paceline.plan.trials.planning import plan_trials
 
 

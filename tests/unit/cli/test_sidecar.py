@@ -9,7 +9,7 @@ import pytest
 from paceline.base.errors import ExitCode
 from paceline.cli import main, sidecar
 from paceline.measure.telemetry.request import SidecarRequest
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 
 @pytest.fixture

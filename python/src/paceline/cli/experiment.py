@@ -14,8 +14,8 @@ import click
 
 from paceline.base.errors import UsageError
 from paceline.cli.options import all_of, count, list_option, seed
-from paceline.plan.spec import Spec, load_spec
 from paceline.plan.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
+from paceline.plan.spec.loading import Spec, load_spec
 from paceline.plan.spec.models import SCHEMA, name_of_script
 from paceline.plan.spec.values import BASELINE
 from paceline.plan.spec.workloads import module_file

@@ -14,7 +14,7 @@ import click
 
 from paceline.base.errors import EnvironmentLacks, ExitCode
 from paceline.base.host.processes import shell_status
-from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import load_spec
 from paceline.runner.lab import INTERFACE, Lab, LabSettings, network, why_not
 from paceline.runner.lab.network import remove, remove_abandoned
 from paceline.runner.lab.record import LabRecord, Registry, settings_for

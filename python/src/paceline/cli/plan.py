@@ -9,7 +9,7 @@ from paceline.cli.console import plain_console, print_json, print_text
 from paceline.cli.experiment import ExperimentCommand, ExperimentRequest, takes_experiment
 from paceline.cli.findings import print_search_plan, search_plan_json
 from paceline.cli.options import json_option
-from paceline.plan.spec import Spec
+from paceline.plan.spec.loading import Spec
 from paceline.runner.trials.preview import ConfigurationPreview, DiskUse, Preview, duration
 from paceline.runner.tune.local import plan_local
 from paceline.show.report.section import Column, Table, terminal_table

@@ -13,7 +13,8 @@ from paceline.base.errors import UsageError
 from paceline.base.host.messages import say
 from paceline.cli.options import all_of, count, out_option, positive, spec_argument
 from paceline.measure.records.files import write_text
-from paceline.plan.spec import Experiment, load_spec
+from paceline.plan.spec.loading import load_spec
+from paceline.plan.spec.models import Experiment
 from paceline.plan.spec.values import is_remote
 from paceline.plan.trials.trial import Trial
 from paceline.runner.launchers.schedulers.files import SUBMIT, Places, Rendered

@@ -21,8 +21,7 @@ from paceline.cli.plan import show_plan
 from paceline.cli.progress import ConsoleProgress
 from paceline.cli.streams import continued_by, reader_may_end
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec import Spec
-from paceline.plan.spec.loading import shipped_experiments
+from paceline.plan.spec.loading import Spec, shipped_experiments
 from paceline.runner.preflight.load import wait_until_idle
 from paceline.runner.trials.copies import copied_at_end
 from paceline.runner.trials.directory import (

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from paceline.cli.options import limit_option, list_option, out_option
 from paceline.measure.telemetry.request import DEFAULT_MAX_LIFETIME_S, NO_METRICS, SidecarRequest
 from paceline.measure.telemetry.sidecar import run_sidecar
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 from paceline.plan.spec.sentences import sentences
 
 # Options that are settings of [telemetry] under the same name.

@@ -25,7 +25,7 @@ from paceline.cli.progress import ConsoleProgress
 from paceline.cli.streams import continued_by
 from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec import Spec, load_spec
+from paceline.plan.spec.loading import Spec, load_spec
 from paceline.runner.trials.directory import default_run_dir, recorded_spec
 from paceline.runner.tune.batch import tune_batch
 from paceline.runner.tune.comm import tune_comm

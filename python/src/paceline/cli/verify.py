@@ -26,7 +26,7 @@ from paceline.cli.experiment import (
 from paceline.cli.options import count, json_option, list_option, out_option, seed
 from paceline.cli.progress import ConsoleProgress
 from paceline.measure.records.files import fields_of
-from paceline.plan.spec import Spec, load_spec
+from paceline.plan.spec.loading import Spec, load_spec
 from paceline.plan.trials.trial import Alterations, Trial
 from paceline.runner.trials.directory import default_run_dir
 from paceline.runner.trials.planning import plan

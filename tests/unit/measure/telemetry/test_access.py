@@ -12,7 +12,7 @@ import pytest
 
 from paceline.base.errors import UsageError
 from paceline.measure.telemetry.request import caution, expected_authorization, guarded
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 PASSWORD = "prom:pa:ss wörd"
 

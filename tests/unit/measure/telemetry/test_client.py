@@ -30,7 +30,7 @@ from paceline.measure.telemetry import (
 from paceline.measure.telemetry.exporter import Snapshot
 from paceline.measure.telemetry.sampler import Sampler
 from paceline.measure.telemetry.sidecar import run_sidecar
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 LIMIT_S = 60.0
 

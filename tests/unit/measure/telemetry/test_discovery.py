@@ -15,7 +15,7 @@ from paceline.measure.telemetry.request import (
     target_text,
     write_targets,
 )
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 TEXT = target_text("127.0.0.1:9464", "https")
 

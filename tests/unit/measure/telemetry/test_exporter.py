@@ -27,7 +27,7 @@ from paceline.measure.telemetry.exporter import (
     text_of,
     with_gauges_of,
 )
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 needs_openssl = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="the command openssl is not installed"

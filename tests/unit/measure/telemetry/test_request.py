@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.measure.telemetry.request import SidecarRequest
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 
 def test_request_survives_the_way_as_json(tmp_path: Path) -> None:

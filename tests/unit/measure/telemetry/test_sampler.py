@@ -24,7 +24,7 @@ from paceline.measure.records.tables import HOST_SAMPLES, RANK_SAMPLES, frame_of
 from paceline.measure.telemetry import sampler as sampler_module
 from paceline.measure.telemetry.request import SidecarRequest
 from paceline.measure.telemetry.sampler import Sampler
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 HOST = "node-1"
 ANSWERING = """

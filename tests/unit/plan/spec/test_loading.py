@@ -7,8 +7,7 @@ import pytest
 from tests.support.specs import spec_text
 
 from paceline.base.errors import UsageError
-from paceline.plan.spec import load_spec, shipped_experiments
-from paceline.plan.spec.loading import parse_spec, with_trials
+from paceline.plan.spec.loading import load_spec, parse_spec, shipped_experiments, with_trials
 
 GOOD = spec_text()
 

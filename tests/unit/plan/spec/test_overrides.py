@@ -8,8 +8,7 @@ import pytest
 from tests.support.specs import spec_text
 
 from paceline.base.errors import UsageError
-from paceline.plan.spec import load_spec
-from paceline.plan.spec.loading import apply_settings, parse_spec
+from paceline.plan.spec.loading import apply_settings, load_spec, parse_spec
 
 SPEC = spec_text(
     'launcher = "mpi"; local_strategy = "processes"; transport = "mpi"; ranks_per_node = 2; '

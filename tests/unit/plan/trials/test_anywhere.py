@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.plan.spec import load_spec
 from paceline.plan.spec.extensions import STRATEGIES
-from paceline.plan.spec.loading import shipped_experiments
+from paceline.plan.spec.loading import load_spec, shipped_experiments
 from paceline.plan.spec.values import BASELINE
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.trial import Trial

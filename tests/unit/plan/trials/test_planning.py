@@ -5,8 +5,7 @@ from tests.support.specs import spec_text
 from tests.support.trials import tiny_trial
 
 from paceline.base.errors import UsageError
-from paceline.plan.spec import load_spec
-from paceline.plan.spec.loading import parse_spec
+from paceline.plan.spec.loading import load_spec, parse_spec
 from paceline.plan.spec.values import Target
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import Evaluation, Trial

@@ -6,8 +6,7 @@ import pytest
 from tests.support.specs import spec_text
 
 from paceline.base.errors import UsageError
-from paceline.plan.spec import load_spec
-from paceline.plan.spec.loading import parse_spec
+from paceline.plan.spec.loading import load_spec, parse_spec
 from paceline.plan.trials.planning import (
     plan_trials,
     selected_trials,

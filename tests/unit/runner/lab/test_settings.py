@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.base.errors import EnvironmentLacks, UsageError
-from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import load_spec
 from paceline.runner.lab import LabSettings, why_not
 from paceline.runner.lab.record import check_name, settings_for
 

@@ -11,7 +11,7 @@ from paceline.base.errors import NotComparable, UsageError
 from paceline.base.host.machine import machine_facts
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import load_spec
 from paceline.runner.trials.directory import (
     check_code,
     check_machine,

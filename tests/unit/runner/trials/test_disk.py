@@ -16,7 +16,7 @@ from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import SampleLogRow
 from paceline.measure.records.tables import compact_trial
-from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import load_spec
 from paceline.plan.spec.models import TelemetrySettings
 from paceline.plan.spec.values import CheckpointSettings
 from paceline.plan.trials.trial import planned_steps

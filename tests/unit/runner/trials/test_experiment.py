@@ -27,7 +27,7 @@ from paceline.measure.records.documents import read_stopping
 from paceline.measure.records.files import read_json, write_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import Outcome
-from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import load_spec
 from paceline.plan.trials.trial import Trial
 from paceline.runner.trials import experiment
 from paceline.runner.trials.directory import extended_spec, recorded_spec

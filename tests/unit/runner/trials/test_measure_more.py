@@ -15,7 +15,7 @@ from paceline.base.errors import PacelineError, UsageError
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import SCHEMA
-from paceline.plan.spec import Spec
+from paceline.plan.spec.loading import Spec
 from paceline.plan.trials.planning import plan_trials
 from paceline.runner.trials import experiment
 from paceline.runner.trials.experiment import run_share

@@ -16,7 +16,7 @@ from paceline.cli import main
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import SCHEMA
-from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import load_spec
 from paceline.runner.preflight.load import Load
 from paceline.runner.trials import preview
 from paceline.runner.trials.planning import plan

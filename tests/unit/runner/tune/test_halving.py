@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.analysis.statistics.rates import RepeatRate
-from paceline.plan.spec import TuneSettings
+from paceline.plan.spec.models import TuneSettings
 from paceline.runner.tune.search import Bracket, Measurements
 from paceline.runner.tune.spaces import SearchTarget
 

@@ -1,7 +1,7 @@
 import pytest
 from tests.support.trials import changed
 
-from paceline.plan.spec import TuneSettings
+from paceline.plan.spec.models import TuneSettings
 from paceline.runner.tune.search import (
     Bracket,
     FinalBracket,

@@ -8,7 +8,7 @@ from tests.unit.runner.tune.conftest import SPEC
 from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import load_spec
 from paceline.runner.trials.directory import extended_spec
 from paceline.runner.tune import local
 

@@ -26,7 +26,7 @@ from paceline.base.errors import UsageError
 from paceline.measure.records.metrics import HOST, RANK, RUN_PROCESSES, TRAINING, Metric
 from paceline.measure.records.metrics.metric import Row, values_in
 from paceline.measure.telemetry.request import expected_authorization, guarded
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 _FAMILIES: Mapping[str, Callable[..., Family]] = {
     "counter": CounterMetricFamily,

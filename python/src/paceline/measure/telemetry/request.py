@@ -32,7 +32,7 @@ from paceline.base.host.programs import own_module
 from paceline.collectives.host import Process, host_name
 from paceline.measure.records.files import read_json, write_text
 from paceline.measure.records.metrics import RUN_FACTS
-from paceline.plan.spec import TelemetrySettings
+from paceline.plan.spec.models import TelemetrySettings
 
 EXPENSIVE_INTERVAL_S = 5.0
 DEFAULT_MAX_LIFETIME_S = 7 * 24 * 3600.0
@@ -45,7 +45,7 @@ _FIRST_PORT, _PORTS = 20000, 12000
 class SidecarRequest(BaseModel):
     """Everything that a sidecar needs to know; it travels as JSON."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     settings: TelemetrySettings = TelemetrySettings()  # [telemetry] of the spec
     run: str  # name of the run in metrics

@@ -31,13 +31,13 @@ LAST = 1000  # position of an extension that does not say where it stands in lis
 class KeyModel(BaseModel):
     """Keys of a spec: unknown keys are faults, and no value is converted silently."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class OptionModel(BaseModel):
     """Options of a planned trial."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @property
     def inexact_reason(self) -> str | None:

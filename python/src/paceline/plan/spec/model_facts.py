@@ -37,7 +37,7 @@ _PACKAGE = Path(__file__).parents[2]
 class ModelFacts(BaseModel):
     """Sizes are for `CLASSES` classes and fp32."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     parameters: int
     parameter_bytes: int

@@ -26,7 +26,7 @@ class NodeCounts:
 class Placement(BaseModel):
     """The size of a trial: nodes x ranks per node x threads per rank, and the model's copies."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     nodes: FewInt
     ranks_per_node: FewInt

@@ -180,9 +180,13 @@ def absolute_name(name: str | Path) -> str:
 
 
 class SpecTable(BaseModel):
-    """A table of a spec: no unknown keys, and no value is converted silently."""
+    """A table of a spec: no unknown keys, and no value is converted silently.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    Like those of other models, its validator is built when it is first used: ranks and sidecars
+    read few of the tables.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
 
 class CheckpointSettings(SpecTable):

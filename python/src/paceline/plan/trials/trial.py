@@ -49,7 +49,7 @@ def is_built_in(task: str) -> bool:
 
 
 class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Observation(_Value):

@@ -38,8 +38,8 @@ from paceline.measure.records.documents import (
 )
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
-from paceline.plan.spec import load_spec
 from paceline.plan.spec.extensions import TRANSPORTS
+from paceline.plan.spec.loading import load_spec
 from paceline.plan.spec.models import SCHEMA, name_of_script
 from paceline.plan.spec.values import BASELINE
 from paceline.plan.trials.planning import plan_trials

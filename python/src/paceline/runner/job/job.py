@@ -26,7 +26,6 @@ from paceline.collectives.host import LOOPBACK, listening_socket
 from paceline.collectives.signatures import new_secret
 from paceline.measure.records.files import read_json, write_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
-from paceline.plan.spec.loading import load_spec
 from paceline.plan.trials.planning import matching, no_match, plan_trials, repeated
 from paceline.plan.trials.trial import StoreAddress, Trial, trial_name
 from paceline.runner.job.context import RemotePlace, launching_pid
@@ -153,7 +152,9 @@ def _kept_job(arguments: JobArguments, out: str, trial: Trial) -> Job:
 
 def _trial_of_spec(arguments: JobArguments, launcher: str) -> Trial:
     """Return the one trial of the spec that the launcher and `--only` select."""
-    from paceline.train.data.catalogue import expected_datasets  # noqa: PLC0415  (--trial needs no data)
+    # Ranks that are given a trial need neither data nor the rules of specs.
+    from paceline.plan.spec.loading import load_spec  # noqa: PLC0415
+    from paceline.train.data.catalogue import expected_datasets  # noqa: PLC0415
 
     assert arguments.spec is not None
     experiment = load_spec(arguments.spec, arguments.settings).experiment

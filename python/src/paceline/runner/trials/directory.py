@@ -17,8 +17,8 @@ from paceline.measure.records.documents import only_writer, read_stopping
 from paceline.measure.records.files import read_json
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.sources import changed_sources
-from paceline.plan.spec import Experiment
 from paceline.plan.spec.loading import Spec, parse_spec, with_repeats, with_trials
+from paceline.plan.spec.models import Experiment
 from paceline.plan.trials.trial import Trial
 from paceline.runner.trials.planning import host_facts
 from paceline.runner.trials.run_trial import is_finished

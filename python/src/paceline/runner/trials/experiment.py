@@ -32,8 +32,8 @@ from paceline.measure.records.files import document, read_json, write_json
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.phases import replayed_after
 from paceline.measure.records.rows import Outcome
-from paceline.plan.spec import Experiment, Spec
-from paceline.plan.spec.loading import load_spec
+from paceline.plan.spec.loading import Spec, load_spec
+from paceline.plan.spec.models import Experiment
 from paceline.plan.spec.values import EVALUATION_KEYS, toml_document
 from paceline.plan.spec.workloads import is_name_with_batch
 from paceline.plan.trials.sample_order import SampleOrder

@@ -15,7 +15,8 @@ from paceline.base.host.programs import repository_state
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.rows import SCHEMA, Outcome
 from paceline.measure.records.virtual_clock import own_dilation
-from paceline.plan.spec import Experiment, Spec, WorkloadRequest
+from paceline.plan.spec.loading import Spec
+from paceline.plan.spec.models import Experiment, WorkloadRequest
 from paceline.plan.spec.values import absolute_name
 from paceline.plan.spec.workloads import workload_of
 from paceline.plan.trials.planning import (

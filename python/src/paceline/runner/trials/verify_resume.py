@@ -17,7 +17,7 @@ from paceline.analysis.equivalence.resume import ResumeFinding, judge_resume, po
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RunFiles, TrialFiles
 from paceline.measure.records.own_steps import ResumedRank
-from paceline.plan.spec import Spec
+from paceline.plan.spec.loading import Spec
 from paceline.plan.trials.trial import ResumePart, Trial
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_runner
 from paceline.runner.trials.planning import Planned, Progress, manifest_of, plan

@@ -24,7 +24,7 @@ from paceline.measure.records.files import document, jsonable, write_json
 from paceline.measure.records.layout import RankFiles, RunFiles, TrialFiles
 from paceline.measure.records.own_steps import Observed, OwnSteps, TrainedRows
 from paceline.measure.records.rows import Outcome
-from paceline.plan.spec import Spec
+from paceline.plan.spec.loading import Spec
 from paceline.plan.trials.trial import Alterations, Observation, Trial
 from paceline.runner.trials.directory import check_run_dir, made_run_dir, only_runner
 from paceline.runner.trials.planning import Planned, Progress, manifest_of

@@ -21,7 +21,8 @@ from paceline.base.host.machine import usable_cores
 from paceline.collectives.host import available_bytes
 from paceline.measure.records.files import fields_of, read_json, write_json
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec import Experiment, Spec, TrialRequest, WorkloadRequest
+from paceline.plan.spec.loading import Spec
+from paceline.plan.spec.models import Experiment, TrialRequest, WorkloadRequest
 from paceline.plan.spec.rules.trial import applies
 from paceline.plan.spec.values import EVALUATION_KEYS
 from paceline.plan.spec.workloads import workload_of

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from paceline.base.errors import EnvironmentLacks
 from paceline.collectives.message_schedules import Algorithm
-from paceline.plan.spec import Experiment, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.plan.spec.extensions import TRANSPORTS
+from paceline.plan.spec.models import Experiment, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.plan.spec.rules.transport import has_peers, transport_of
 from paceline.plan.spec.rules.trial import accepts, applies, reduction_of
 from paceline.plan.spec.values import BEST

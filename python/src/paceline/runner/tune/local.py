@@ -19,15 +19,9 @@ from paceline.base.host.machine import usable_cores
 from paceline.base.host.own_runs import remember_run
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.rows import Outcome
-from paceline.plan.spec import (
-    Experiment,
-    Spec,
-    TrialRequest,
-    TuneSettings,
-    WorkloadRequest,
-    load_spec,
-)
 from paceline.plan.spec.extensions import STRATEGIES
+from paceline.plan.spec.loading import Spec, load_spec
+from paceline.plan.spec.models import Experiment, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.plan.spec.rules.trial import batch_per_replica, has_layout
 from paceline.plan.spec.values import BEST
 from paceline.plan.spec.workloads import workload_of

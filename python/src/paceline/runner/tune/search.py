@@ -20,7 +20,7 @@ from paceline.analysis.trial.reading import load_trial
 from paceline.measure.records.documents import set_aside
 from paceline.measure.records.files import jsonable
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec import TuneSettings
+from paceline.plan.spec.models import TuneSettings
 from paceline.plan.trials.planning import repeated
 from paceline.plan.trials.trial import Trial
 from paceline.runner.trials.experiment import check_equivalences

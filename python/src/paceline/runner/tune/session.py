@@ -19,8 +19,8 @@ from paceline.base.host.own_runs import remember_run
 from paceline.collectives.host import host_name
 from paceline.measure.records.files import write_json, write_text
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec import Experiment, Spec, TrialRequest, TuneSettings, WorkloadRequest
-from paceline.plan.spec.loading import AS_WRITTEN, parse_spec
+from paceline.plan.spec.loading import AS_WRITTEN, Spec, parse_spec
+from paceline.plan.spec.models import Experiment, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.plan.spec.rules.trial import applies
 from paceline.plan.trials.planning import plan_trials
 from paceline.plan.trials.trial import Trial

@@ -10,8 +10,8 @@ from typing import Any
 
 from paceline.base.errors import EnvironmentLacks, UsageError
 from paceline.measure.records.layout import RunFiles
-from paceline.plan.spec import Experiment, TuneSettings, WorkloadRequest, values
-from paceline.plan.spec.models import TrialRequest
+from paceline.plan.spec import values
+from paceline.plan.spec.models import Experiment, TrialRequest, TuneSettings, WorkloadRequest
 from paceline.plan.spec.rules.experiment import faults_of, unsearched_batch_fault
 from paceline.plan.spec.rules.trial import counts_on_node
 from paceline.plan.trials.planning import plan_on_node

@@ -12,8 +12,8 @@ from typing import cast
 
 from paceline.base.host.locks import exclusive_lock
 from paceline.base.host.machine import default_cache_dir
-from paceline.plan.spec import Experiment, WorkloadRequest
 from paceline.plan.spec.extensions import WORKLOADS
+from paceline.plan.spec.models import Experiment, WorkloadRequest
 from paceline.plan.spec.values import absolute_name
 from paceline.plan.spec.workloads import first_given, reads_dataset
 

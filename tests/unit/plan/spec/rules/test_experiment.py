@@ -6,8 +6,7 @@ import pytest
 from tests.support.specs import spec_text, trials_text
 
 from paceline.base.errors import UsageError
-from paceline.plan.spec import load_spec
-from paceline.plan.spec.loading import parse_spec
+from paceline.plan.spec.loading import load_spec, parse_spec
 
 SPEC = spec_text('launcher = "mpi"; local_strategy = "best"')
 

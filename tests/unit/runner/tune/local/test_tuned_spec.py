@@ -8,8 +8,8 @@ from tests.support.trials import changed
 from tests.unit.runner.tune.conftest import SPEC, local_space
 
 from paceline.analysis.statistics.intervals import Interval
-from paceline.plan.spec import WorkloadRequest
 from paceline.plan.spec.loading import parse_spec
+from paceline.plan.spec.models import WorkloadRequest
 from paceline.plan.trials.planning import plan_trials
 from paceline.runner.tune import session
 from paceline.runner.tune.local import LOCAL_SEARCH

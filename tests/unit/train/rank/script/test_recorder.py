@@ -13,7 +13,7 @@ from paceline.base.errors import RankFailed
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import read_jsonl
 from paceline.measure.records.layout import RankFiles, TrialFiles
-from paceline.plan.spec import load_spec
+from paceline.plan.spec.loading import load_spec
 from paceline.plan.trials.planning import plan_trials
 from paceline.train.rank.script.program import EnoughSteps
 from paceline.train.rank.script.recorder import TrainingRecorder
