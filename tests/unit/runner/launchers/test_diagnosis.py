@@ -132,6 +132,17 @@ def test_signal_that_ended_a_rank_is_named(log, number, words, outcome_of, write
     assert "  | step 17" in message
 
 
+def test_last_words_of_compiled_code_are_quoted(outcome_of, write_status, files):
+    write_status(1, "running", pid=4711)
+    files.rank(1).log.write_text(
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 400 vs 40\n"
+    )
+    message = outcome_of(ended(1, dead_ranks=(1,)), log=TORCHRUN.format(number=6)).message
+    assert 'gave up; it wrote "[enforce fail at pair.cc:456] op.preamble' in message
+    assert '400 vs 40"; the launcher ended' in message
+
+
 RULE = 74 * "-"
 NO_ROOM = f"""\
 {RULE}

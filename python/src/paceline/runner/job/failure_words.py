@@ -6,6 +6,7 @@ The records (`Failure`, `RankStatus`) have the facts. `launchers.diagnosis` adds
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from paceline.base.host.processes import ended_by_signal, named_signal
 from paceline.measure.records.rows import Failure, RankStatus
@@ -143,6 +144,17 @@ def executor_lost_for(reason: str | None) -> str:
 # The trial
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """What is known of the end of a rank that could not write its error.
+
+    signal: that ended it, by the launcher's log. last_words: of compiled code that gave up.
+    """
+
+    signal: int | None
+    last_words: str | None
+
+
 def trial_failed(
     rank: int,
     ranks: int,
@@ -150,17 +162,16 @@ def trial_failed(
     failure: Failure | None,
     said: str | None,
     exit_status: int,
-    number: int | None = None,
+    crash: Crash,
 ) -> str:
     """Return the sentence about the rank that failed first.
 
     failure: that it wrote. said: by its launcher, if that knows more. exit_status: of the launcher.
-    number: of the signal that ended the rank, if the launcher says it.
     """
     name, how = f"rank {rank} of {ranks}", _exit_words(exit_status)
     if status is None:
-        if said is None and number is not None:
-            said = _ended_by(number)
+        if said is None and crash.signal is not None:
+            said = _ended_by(crash.signal)
         why = f"; the launcher {how}" if said is None else f": {said}"
         return f"{name} failed before it could write a status{why}"
     where = f"{name} (host {status.host}, pid {status.pid})"
@@ -168,7 +179,9 @@ def trial_failed(
         return f"{where} {_what_it_wrote(failure)}; the launcher says: {said}"
     if failure is not None:
         return f"{where} failed: {failure}"
-    return f"{where} {_ended_by(number)}; it wrote no error; the launcher {how}"
+    words = crash.last_words
+    wrote = "it wrote no error" if words is None else f'it wrote "{words}"'
+    return f"{where} {_ended_by(crash.signal)}; {wrote}; the launcher {how}"
 
 
 def trial_failed_somewhere(

@@ -45,6 +45,8 @@ _FRAME = re.compile(r"\s+at [\w.$/<>]+\(|\s+\.\.\. \d+ more|frame #\d+: |Excepti
 _ERROR_LINE = re.compile(r"^(?!Caused by: |\s).*?(?:\w(?:Error|Exception))\b.*$", re.MULTILINE)
 # What a job script said about an error that is no crash.
 _OWN_LINE = re.compile(r"^paceline: (?!warning: )(.+)$", re.MULTILINE)
+# What C++ says of the exception that ends a process, for example of Gloo where ranks disagree.
+_LAST_WORDS = re.compile(r"^\s*what\(\):\s+(.+)$", re.MULTILINE)
 _LONGEST_REASON = 300  # characters
 _TAIL_BYTES = 64 * 1024
 # Errors whose exit codes say more than that a rank failed.
@@ -175,7 +177,7 @@ def _message(
     log, failure = files.launcher_log, cause.failure
     if failure.status is not None and log_tail(files.rank(failure.status.rank).log):
         log = files.rank(failure.status.rank).log
-    lines = [f"trial {trial.id}: {_what_happened(trial, ended, cause, statuses)}"]
+    lines = [f"trial {trial.id}: {_what_happened(trial, files, ended, cause, statuses)}"]
     exit_code = _exit_code(ended, cause)
     if exit_code is ExitCode.TIMED_OUT:
         lines += filter(None, [stacks_sentence(read_stacks(files))])
@@ -190,7 +192,9 @@ def _message(
     return "\n".join(lines)
 
 
-def _what_happened(trial: Trial, ended: Ended, cause: _Cause, statuses: list[RankStatus]) -> str:
+def _what_happened(
+    trial: Trial, files: TrialFiles, ended: Ended, cause: _Cause, statuses: list[RankStatus]
+) -> str:
     limits, ranks, failure = trial.limits, trial.placement.ranks, cause.failure
     if ended.timed_out:
         return failure_words.ranks_not_done(limits.trial_s, statuses, ranks)
@@ -198,10 +202,17 @@ def _what_happened(trial: Trial, ended: Ended, cause: _Cause, statuses: list[Ran
         return failure_words.ranks_not_started(ended.missing_ranks, limits.rendezvous_s)
     if failure.rank is None:
         return failure_words.trial_failed_somewhere(ended.exit_status, statuses, ranks, cause.words)
+    crash = failure_words.Crash(
+        signal=cause.signal, last_words=_last_words(files.rank(failure.rank).log)
+    )
     return failure_words.trial_failed(
-        failure.rank, ranks, failure.status, failure.error, cause.words, ended.exit_status,
-        cause.signal,
-    )  # fmt: skip
+        failure.rank, ranks, failure.status, failure.error, cause.words, ended.exit_status, crash
+    )
+
+
+def _last_words(log: Path) -> str | None:
+    found = _LAST_WORDS.findall("\n".join(log_tail(log)))
+    return found[-1][:_LONGEST_REASON] if found else None
 
 
 def _outcome(
