@@ -132,6 +132,38 @@ def seeds(panels: Any) -> None:
     panels[1].legend(frameon=False, loc="lower right")
 
 
+_TRACED = {
+    "cpu_percent": "CPU, %", "iowait_percent": "IOWait, %", "ram_percent": "RAM, %",
+    "threads": "threads",
+}  # fmt: skip
+_TRACES = {
+    "local.none.sequential": ("one process", GREY), "local.none.threads": ("threads", GREEN),
+    "local.shared.processes": ("processes", BLUE), "mpi.mpi.processes": ("MPI", ORANGE),
+    "spark.gloo.processes": ("Spark", RED),
+}  # fmt: skip
+
+
+def traces(panels: Any) -> None:
+    """Draw a row of panels for each quantity of the host, and a column for each network."""
+    found = raw("lerat2022_distributed")["traces"]
+    networks = {"simple-big": "AlexNet, 384 images", "complex-small": "VGG16, 48 images"}
+    for row, (quantity, words) in zip(panels, _TRACED.items(), strict=True):
+        row[0].set_ylabel(words)
+        for axes, network in zip(row, networks, strict=True):
+            for configuration, (label, colour) in _TRACES.items():
+                trace = next(
+                    values for name, values in found.items()
+                    if name.startswith(f"{network}.{configuration}.")
+                )  # fmt: skip
+                axes.plot(trace["time_s"], trace[quantity], color=colour, linewidth=1, label=label)
+        row[0].set_ylim(bottom=0)
+    for axes, title in zip(panels[0], networks.values(), strict=True):
+        titled(axes, title)
+    for axes in panels[-1]:
+        axes.set_xlabel("seconds since the launch")
+    panels[1][0].legend(frameon=False, loc="upper right")
+
+
 _SCALES = {"percentunit": (100, "%"), "bytes": (2**-20, "MiB"), "s": (1000, "ms")}  # of panels
 
 
@@ -170,6 +202,7 @@ FIGURES: dict[str, tuple[Any, tuple[float, float], dict[str, Any]]] = {
     "crossover": (crossover, (8, 4.2), {}),
     "seeds": (seeds, (8, 3.4), {"ncols": 2, "sharey": True}),
     "workload-curves": (workload_curves, (8, 4.6), {"nrows": 2, "ncols": 3}),
+    "traces": (traces, (10, 8), {"nrows": 4, "ncols": 2, "sharex": "col", "sharey": "row"}),
     "dashboard-compare": (dashboard("compare"), (13, 5), {"nrows": 2, "ncols": 3}),
     "dashboard-run": (dashboard("run"), (12, 6), {"nrows": 2, "ncols": 3}),
     "dashboard-cluster": (dashboard("cluster"), (12, 3), {"ncols": 3}),
