@@ -32,7 +32,9 @@ _SHARES = np.array([0.003, 0.01, 0.03, 0.08, 0.16, 0.25, 0.4])  # of disturbed r
 # Most repeats differ by 0.3 to 7 %: a log-normal prior of the usual noise.
 _USUAL_CENTRE, _USUAL_SPREAD = 0.015, 1.5
 # The noise of a configuration may have nothing to do with that of the others, with one of these
-# probabilities, which is learned. Few repeats cannot show it, so in intervals it counts more.
+# probabilities, which is learned. Few repeats cannot show it, so in intervals it counts more. 30 in
+# place of 12: intervals of a configuration with four times the noise contain the truth in 93 % of
+# runs, not in 92, but beside 20 % of disturbed repeats 5 % are found in 48 % of runs, not in 63.
 _OTHER_NOISES, _OTHER_FACTORS = (0.02, 0.25), (2.5, 12.0)
 _OTHER_UNSEEN, _OTHER_MOST = 12.0, 0.4  # 12 / repeats^3, at most 0.4
 _BESIDE_LOAD = 0.8  # probability that a repeat beside other work is disturbed
