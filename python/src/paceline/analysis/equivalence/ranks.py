@@ -54,6 +54,7 @@ from paceline.measure.records.own_steps import (
 )
 
 _LEVELS = tuple(Level)
+_StepKey = tuple[int, int]  # optimizer and step
 
 
 class Statement(IntEnum):
@@ -141,6 +142,7 @@ class _Judgement:
         self._by_key = [{(e.optimizer, e.step): e for e in each.steps} for each in records]
         shared = set(self._by_key[0]).intersection(*self._by_key[1:])
         self._keys = [key for key in self._by_key[0] if key in shared]  # as they took place
+        self._exchanged: dict[_StepKey, list[Exchanged]] = {}
         self._parts = self._divided_parts()
         self._layout = layout_of(records) or self._by_hand()
         if self._parts:
@@ -241,7 +243,7 @@ class _Judgement:
 
     def _of_steps(self) -> Iterator[RankFinding]:
         for key in self._keys:
-            steps = {rank: found[key] for rank, found in enumerate(self._by_key)}
+            steps = self._steps_of(key)
             yield from equal_groups(steps)
             if key[1]:
                 yield from emptied(steps)
@@ -252,6 +254,21 @@ class _Judgement:
             yield from rows
             yield from self._of_exchange(steps, has_rows=not rows)
 
+    def _steps_of(self, key: _StepKey) -> dict[int, OwnStep]:
+        """Return a step of each rank."""
+        return {rank: found[key] for rank, found in enumerate(self._by_key)}
+
+    def _exchange_of(self, key: _StepKey) -> list[Exchanged]:
+        """Return what became of each tensor in a step; kept, since several questions need it."""
+        if key not in self._exchanged:
+            self._exchanged[key] = exchanged(self._steps_of(key), self._ranks)
+        return self._exchanged[key]
+
+    def _unequal_first(self) -> set[str]:
+        """Return the weights that ranks do not have alike before the first step."""
+        states = [step.weights for step in self._steps_of(self._keys[0]).values()]
+        return {each.name for each in unequal_places(states)}
+
     def _divided_parts(self) -> list[str]:
         """Return weights of which each rank has a part that may begin with the numbers of others.
 
@@ -260,8 +277,7 @@ class _Judgement:
         """
         if not self._keys or not all(each.dividing for each in self._records):
             return []
-        steps = {rank: found[self._keys[0]] for rank, found in enumerate(self._by_key)}
-        found = [each for each in exchanged(steps, self._ranks) if not each.is_zero]
+        found = [each for each in self._exchange_of(self._keys[0]) if not each.is_zero]
         own = sorted({e.place.name for e in found if e.factor is None and _is_local(e)})
         is_inside = all(
             any(is_in(name, module) for module in record.dividing)
@@ -277,9 +293,8 @@ class _Judgement:
         """
         if not self._keys:
             return []
-        steps = {rank: found[self._keys[0]] for rank, found in enumerate(self._by_key)}
-        unequal = {each.name for each in unequal_places([e.weights for e in steps.values()])}
-        same = [e for e in exchanged(steps, self._ranks) if e.place.name not in unequal]
+        unequal = self._unequal_first()
+        same = [e for e in self._exchange_of(self._keys[0]) if e.place.name not in unequal]
         if unequal and same and not any(each.is_distinct for each in same):
             what = "ranks have some weights of their own, and without an exchange equal gradients"
             return [f"{what} of the others (tensor parallel)"]
@@ -299,9 +314,8 @@ class _Judgement:
         """Return whether no gradient of weights that differ first is exchanged, and others are."""
         if not self._keys:
             return False
-        steps = {rank: found[self._keys[0]] for rank, found in enumerate(self._by_key)}
-        unequal = {each.name for each in unequal_places([e.weights for e in steps.values()])}
-        found = [each for each in exchanged(steps, self._ranks) if not each.is_zero]
+        unequal = self._unequal_first()
+        found = [each for each in self._exchange_of(self._keys[0]) if not each.is_zero]
         own = {each.place.name for each in found if each.factor is None and _is_local(each)}
         right = [each for each in found if each.factor is not None and each.is_distinct]
         return bool(right) and bool(unequal) and unequal <= own
@@ -417,8 +431,8 @@ class _Judgement:
     def _of_exchange(
         self, steps: Mapping[int, OwnStep], *, has_rows: bool
     ) -> Iterator[RankFinding]:
-        found = exchanged(steps, self._ranks)
         step = steps[0].step
+        found = self._exchange_of((steps[0].optimizer, step))
         right = [each for each in found if each.factor is not None and not each.is_zero]
         wrong = [each for each in found if each.factor is None]
         inside = self._exchanged_inside(steps, wrong) if right else []
