@@ -10,6 +10,7 @@ exists is continued: what has an outcome is not run again. The machine has to be
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from common import documented_parser, write_results
 from paceline.base.host.processes import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 BUSY_S, IDLE_S = (2.0, 12.0), (8.0, 48.0)  # mean of the idle time: four times that of the busy one
 RUN_LIMIT_S = 1500.0
@@ -52,10 +53,10 @@ def main() -> None:
             if not ended(run_dir).exists():
                 measure(options.experiment, run_dir, load, seed=count + 1)
             runs.append({"load": load, "round": count, **conclude(run_dir)})
-            print(f"{load:<9} {count} {runs[-1]['wall_s']:6.0f} s  {runs[-1]['answer']}")
-            write_results(
-                options.out, "beside_load", {"experiment": options.experiment, "runs": runs}
-            )
+            last = runs[-1]
+            print(f"{load:<9} {count} {last['wall_s']:6.0f} s  {last['separated']} separated")
+            found = {"experiment": options.experiment, "loads": summary(runs), "runs": runs}
+            write_results(options.out, "beside_load", found)
 
 
 def measure(experiment: str, run_dir: Path, load: str, seed: int) -> None:
@@ -116,15 +117,48 @@ def conclude(run_dir: Path) -> Mapping[str, Any]:
     )
     document = json.loads(found.stdout)
     speedups = {row["configuration"]: row["speedup"] for row in document["rows"]}
-    above = sum(found["low"] > 1.0 for found in speedups.values())
     return {
         **json.loads(ended(run_dir).read_text()),
         "speedups": speedups,
         "repeats": {row["configuration"]: row["repeats"] for row in document["rows"]},
         "others": {k: v for k, v in document["load"].items() if k != "by_trial"},
         "verdict": document["verdict"],
-        "answer": f"{above} of {len(speedups) - 1} configurations separated from one process",
+        "separated": sum(found["low"] > 1.0 for found in speedups.values()),
     }
+
+
+def summary(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each load.
+
+    separated: the fewest configurations that a run separated from one process.
+    largest_deviation: of a speedup of two cores without a pipeline, from its median of idle runs.
+    """
+    idle = [run["speedups"] for run in runs if run["load"] == IDLE]
+    usual = {
+        name: statistics.median(each[name]["estimate"] for each in idle)
+        for name in (idle[0] if idle else ())
+        if "pipeline" not in name
+    }
+    rows = []
+    for load in dict.fromkeys(run["load"] for run in runs):
+        own = [run for run in runs if run["load"] == load]
+        deviations = [
+            abs(run["speedups"][name]["estimate"] / speedup - 1)
+            for run in own
+            for name, speedup in usual.items()
+        ]
+        rows.append(
+            {
+                "load": load,
+                "runs": len(own),
+                "wall_s": statistics.median(run["wall_s"] for run in own),
+                "exit_code": max(run["exit_code"] for run in own),
+                "configurations": len(own[0]["speedups"]) - 1,
+                "separated": min(run["separated"] for run in own),
+                "largest_deviation": max(deviations, default=None),
+            }
+        )
+    return rows
 
 
 if __name__ == "__main__":

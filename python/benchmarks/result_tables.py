@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import statistics
 import sys
@@ -59,8 +60,7 @@ def main() -> None:
     check = parser.parse_args().check
     old = []
     for page in pages():
-        text = page.read_text("utf-8")
-        if (new := with_tables(text)) != text:
+        if (new := renewed(page)) != page.read_text("utf-8"):
             old.append(page.name)
             if not check:
                 page.write_text(new, "utf-8")
@@ -71,6 +71,12 @@ def main() -> None:
 def pages() -> list[Path]:
     readmes = [HERE.parents[1] / "README.md", HERE.parent / "collectives/README.md"]
     return [*readmes, *sorted(RESULTS.parent.glob("**/*.md"))]
+
+
+def renewed(page: Path) -> str:
+    """Return the text of a page as the raw files give it."""
+    folder = os.path.relpath(RESULTS / "raw", page.parent)
+    return with_tables(page.read_text("utf-8"), folder)
 
 
 @cache
@@ -87,16 +93,20 @@ def raw(name: str) -> Any:
     return {**document.get("comparison", {}), **document}
 
 
-def with_tables(text: str) -> str:
+def with_tables(text: str, folder: str = "raw") -> str:
     """Return a page with the tables and figures that the raw files give.
 
-    Of several tables of one raw file, the first states where the figures come from.
+    Of several tables of one raw file, the first states where the figures come from. folder: with
+    the raw files, as links of the page name it.
     """
     stated: set[str] = set()
 
     def filled(found: re.Match[str]) -> str:
         names = sources(declared()[found[2]])
-        lines = [same_source(name) if name in stated else provenance(name) for name in names]
+        lines = [
+            same_source(name, folder) if name in stated else provenance(name, folder)
+            for name in names
+        ]
         stated.update(names)
         source = lines[0] if len(lines) == 1 else "\n".join(f"- {line}" for line in lines)
         return f"{found[1]}\n{table(found[2])}\n{source}\n{found[3]}"
@@ -375,7 +385,7 @@ def number(value: float | None, unit: str) -> str:
     return text.replace("-", "−")
 
 
-def provenance(name: str) -> str:
+def provenance(name: str, folder: str) -> str:
     """Return the sentence below a table: command, date, version, commit, machine and raw file."""
     document = raw(name)
     versions, host = document.get("versions", {}), document.get("host", {})
@@ -388,14 +398,14 @@ def provenance(name: str) -> str:
         f"version {versions['paceline']}" if "paceline" in versions else "",
         f"commit {commit[:7]}" if isinstance(commit, str) else "",
         machine,
-        f"[raw](raw/{name}.json)",
+        f"[raw]({folder}/{name}.json)",
     ]
     return ", ".join(part for part in parts if part) + "."
 
 
-def same_source(name: str) -> str:
+def same_source(name: str, folder: str) -> str:
     """Return the sentence below a table whose raw file a table above it has named."""
-    return f"As above, [raw](raw/{name}.json)."
+    return f"As above, [raw]({folder}/{name}.json)."
 
 
 if __name__ == "__main__":

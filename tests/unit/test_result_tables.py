@@ -31,12 +31,11 @@ def test_tables_and_figures_follow_from_the_raw_files(
     result_tables: ModuleType, page: Path
 ) -> None:
     """If this fails, run `python result_tables.py` in python/benchmarks."""
-    text = page.read_text("utf-8")
-    assert result_tables.with_tables(text) == text
+    assert result_tables.renewed(page) == page.read_text("utf-8")
 
 
 def test_every_declared_table_is_on_a_page(result_tables: ModuleType) -> None:
-    texts = [page.read_text("utf-8") for page in RESULTS.glob("*.md")]
+    texts = [page.read_text("utf-8") for page in PAGES]
     on_pages = [name for text in texts for name in re.findall(r"<!-- table: (\w+) -->", text)]
     assert sorted(on_pages) == sorted(result_tables.declared())
 
@@ -239,7 +238,9 @@ def test_a_table_names_its_machine(
 ) -> None:
     host = {"cpu_model": "AMD EPYC", "cores": 2}
     monkeypatch.setattr(result_tables, "raw", {"new": {"date": "today", "host": host}}.__getitem__)
-    assert result_tables.provenance("new") == "today, AMD EPYC, 2 cores, [raw](raw/new.json)."
+    assert (
+        result_tables.provenance("new", "raw") == "today, AMD EPYC, 2 cores, [raw](raw/new.json)."
+    )
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_verdict_and_table_say_where_launcher_and_transport_differ(
         shown.append(dataclasses.replace(fabricate.MPI, transport="gloo", transfer_s=0.3))
     ways += [dataclasses.replace(way, nodes=2) for way in shown]
     comparison = compare_run(fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.001))
-    words = "Its launcher and its transport both differ from those of processes under spark."
+    words = "both differ from those of processes under spark."
     assert words in verdict_sentence(comparison, "tiny")
     sentences = " ".join(table_sentences(comparison))
     assert ("mpi and spark differ in their transport, too" in sentences) != with_same_transport

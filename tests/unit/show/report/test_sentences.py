@@ -105,8 +105,9 @@ def test_causes_belong_to_the_slower_one_and_launchers_are_compared_alone(
 ) -> None:
     words = verdict_sentence(compare_run(RunFiles(runs["idle"])), "tiny")
     assert (
-        "Next is intraop with 0.94\u00d7 its speed (0.93 to 0.95), slower mainly because of "
-        "threads within operations: computation takes 330 ms a step instead of 285 ms." in words
+        "Next is intraop with 0.94\u00d7 the speed of the first (0.93 to 0.95), slower mainly "
+        "because of threads within operations: computation takes 330 ms a step instead of "
+        "285 ms." in words
     )
     assert "The launcher makes no difference (processes over gloo: " in words
     undecided = verdict_sentence(compare_run(RunFiles(runs["two repeats"])), "tiny")

@@ -84,7 +84,8 @@ def _verdict_words(comparison: Comparison, workload: str) -> list[str]:
             words.append(_next(verdict.over_runner_up, best, behind, rows, verdict.cause))
     if verdict.other_launcher_and_transport and best is not None:
         named = _named(verdict.other_launcher_and_transport, rows)
-        words.append(f"Its launcher and its transport both differ from those of {named}.")
+        own = plain_name(best, rows)
+        words.append(f"Launcher and transport of {own} both differ from those of {named}.")
     words += _throughput_words(rows, behind)
     words += _power(verdict, repeat)
     if len(ranked) > 1 and any(row.is_unchecked_script for row in rows):
@@ -176,7 +177,7 @@ def _next(
         return f"{_at_start(name)} is next{why}."
     figures = over if best.goal.target is not None else over.inverse()
     what = "speed" if best.goal.target is None else "time"
-    ratio = f"{figures.estimate:.2f}{TIMES} its {what} ({bounds_in_words(figures)})"
+    ratio = f"{figures.estimate:.2f}{TIMES} the {what} of the first ({bounds_in_words(figures)})"
     return f"Next is {name} with {ratio}{why}."
 
 
