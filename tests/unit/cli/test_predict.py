@@ -11,7 +11,7 @@ import pytest
 from tests.unit.analysis import fabricate
 
 from paceline.analysis.predict.prediction import ShareMeasurement
-from paceline.base.errors import EnvironmentLacks, ExitCode, PacelineError
+from paceline.base.errors import EnvironmentLacks, ExitCode, NotComparable, PacelineError
 from paceline.base.host.own_runs import remember_run
 from paceline.cli import main
 from paceline.cli.predict import node_numbers
@@ -97,6 +97,19 @@ def test_measure_says_how_long_it_takes_and_then_answers(
     assert "--measure" not in shown.out
     assert main([*words, "--measure"]) == 0  # nothing is left to measure
     assert measured == [4]
+
+
+def test_nothing_is_measured_where_nothing_can_be_predicted(
+    run_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_share(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("paceline.cli.predict.run_share", run_share)
+    remember_run(run_dir)
+    words = ["predict", str(run_dir), "--nodes", "2", "--measure"]
+    assert main(words) == NotComparable.exit_code
+    assert "give the link (--link 10gbit)" in capsys.readouterr().err
 
 
 def test_what_could_be_measured_is_predicted_although_a_trial_failed(

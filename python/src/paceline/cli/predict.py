@@ -132,9 +132,12 @@ def command(
     if measure and not trust_run:
         check_own_run(run_dirs[0], THE_SPEC)
     failures: list[PacelineError] = []
-    if measure and (shares := unmeasured_shares(_trials(run_dirs), request)):
-        failures = _measure(run_dirs[0], shares)
     found = predict(_trials(run_dirs), request)
+    # Measured shares narrow predictions; they do not remove what refuses all of them.
+    if measure and found.predictions:
+        if shares := unmeasured_shares(_trials(run_dirs), request):
+            failures = _measure(run_dirs[0], shares)
+        found = predict(_trials(run_dirs), request)
     if as_json:
         print_json({"confidence": CONFIDENCE, **fields_of(found)})
     elif found.predictions:
