@@ -7,9 +7,22 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from utils import Classifier, average, loader, mlp, ranks, run, table
+from utils import (
+    CLASSES,
+    Classifier,
+    Tagger,
+    average,
+    loader,
+    mlp,
+    ranks,
+    run,
+    sentences,
+    sum_of_ranks,
+    table,
+)
 
 PASSES = 2
 
@@ -117,6 +130,52 @@ def three_passes(wrong):
         optimizer.step()
 
 
+class Branched(nn.Module):
+    """Its branch has a part in some passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp(outputs=8)
+        self.branch, self.head = nn.Linear(8, CLASSES), nn.Linear(8, CLASSES)
+
+    def forward(self, inputs, *, has_branch):
+        hidden = torch.relu(self.body(inputs))
+        return self.head(hidden) + (self.branch(hidden) if has_branch else 0)
+
+
+def branch_of_first_pass(wrong):
+    """DDP exchanges in the last pass what this one uses, and only the first one uses a branch."""
+    net = DistributedDataParallel(Branched(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for number, (inputs, labels) in enumerate(batches()):
+        is_last = number % PASSES == PASSES - 1
+        with net.no_sync() if wrong and not is_last else nullcontext():
+            outputs = net(inputs, has_branch=not is_last)
+            (cross_entropy(outputs, labels) / PASSES).backward()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def words_of_passes(wrong):
+    """Each pass is a mean over its words, and passes have unequal numbers of them."""
+    net = DistributedDataParallel(Tagger())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
+    for tokens, labels in loader(sentences()):
+        words = sum_of_ranks((labels != -100).sum())
+        for place, (part, targets) in enumerate(
+            zip(tokens.chunk(PASSES), labels.chunk(PASSES), strict=True)
+        ):
+            if wrong:
+                words = PASSES * sum_of_ranks((targets != -100).sum())
+            with nullcontext() if place == PASSES - 1 else net.no_sync():
+                outputs = net(part).flatten(0, 1)
+                losses = cross_entropy(outputs, targets.flatten(), reduction="sum")
+                (losses * ranks() / words).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -127,4 +186,5 @@ if __name__ == "__main__":
         emptied_early,
         other_count,
         three_passes,
+        *(branch_of_first_pass, words_of_passes),
     )

@@ -254,10 +254,109 @@ def singular_vectors(wrong):
         optimizer.step()
 
 
+class Balanced(nn.Module):
+    """Experts that are chosen less if they had more rows than others."""
+
+    def __init__(self, is_global, experts=4):
+        super().__init__()
+        self.is_global = is_global
+        self.gate = nn.Linear(FEATURES, experts)
+        self.experts = nn.ModuleList(nn.Linear(FEATURES, CLASSES) for _ in range(experts))
+        self.register_buffer("load_bias", torch.zeros(experts))
+
+    def forward(self, inputs):
+        shares = self.gate(inputs).sigmoid()
+        chosen = nn.functional.one_hot((shares + self.load_bias).argmax(1), len(self.experts))
+        counts = chosen.sum(0).float()
+        if self.is_global:
+            dist.all_reduce(counts)
+        self.load_bias += 0.05 * (counts.mean() - counts).sign()
+        outputs = torch.stack([expert(inputs) for expert in self.experts], 1)
+        return ((shares * chosen)[:, :, None] * outputs).sum(1)
+
+
+def expert_bias(wrong):
+    """The bias that balances experts follows the rows of each rank."""
+    model = Balanced(is_global=not wrong)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+class Revived(nn.Module):
+    """A codebook; a code that is nearest to no row of any rank becomes the farthest row."""
+
+    codes: torch.Tensor
+
+    def __init__(self, is_global):
+        super().__init__()
+        self.is_global = is_global
+        self.register_buffer("codes", 3 * torch.randn(6, FEATURES))
+
+    def forward(self, rows):
+        nearest = torch.cdist(rows.detach(), self.codes).argmin(1)
+        found = rows + (self.codes[nearest] - rows).detach()
+        self.revive(rows.detach(), nearest)
+        return found
+
+    def revive(self, rows, nearest):
+        counts = nn.functional.one_hot(nearest, len(self.codes)).sum(0)
+        dist.all_reduce(counts)
+        if self.is_global:
+            every = [torch.empty_like(rows) for _ in range(ranks())]
+            dist.all_gather(every, rows)
+            rows = torch.cat(every)
+        farthest = rows[torch.cdist(rows, self.codes).amin(1).argmax()]
+        codes = self.codes.clone()
+        codes[(counts == 0).nonzero()[:1, 0]] = farthest
+        self.codes = codes
+
+
+def farthest_rows(wrong):
+    """An unused code becomes a row of each rank."""
+    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), Revived(is_global=not wrong), mlp())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(model.parameters())
+        optimizer.step()
+
+
+class Placed(nn.Module):
+    """Codes of near and of far places, in buffers in the order of their names."""
+
+    def __init__(self, names):
+        super().__init__()
+        places = torch.arange(FEATURES)
+        codes = {"near_codes": (places / 2).cos(), "far_codes": (places / 8).sin()}
+        for name in names:
+            self.register_buffer(name, codes[name])
+        self.body = mlp()
+
+    def forward(self, inputs):
+        return self.body(inputs * self.near_codes + inputs.roll(1, 1) * self.far_codes)
+
+
+def order_of_buffers(wrong):
+    """Rank 1 has buffers in another order, as that of a set, and DDP sends them by their order."""
+    names = ("far_codes", "near_codes") if wrong and rank() else ("near_codes", "far_codes")
+    net = DistributedDataParallel(Placed(names))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(other_start, teacher, observations, codebook, centre, observer, reset_layer),
         *(own_queue, lazy_target),
         singular_vectors,
+        *(expert_bias, farthest_rows, order_of_buffers),
     )

@@ -13,6 +13,8 @@ from torch.utils.data import (
     IterableDataset,
     Subset,
     WeightedRandomSampler,
+    get_worker_info,
+    random_split,
 )
 from utils import BATCH, FEATURES, Classifier, loader, rank, ranks, run, table
 
@@ -163,6 +165,42 @@ def rows_of_batch(wrong):
         optimizer.step()
 
 
+def labels_of_others(wrong):
+    """A rank takes every second row of a batch, and the labels of a half of it."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        targets = labels.chunk(ranks())[rank()] if wrong else labels[rank() :: ranks()]
+        optimizer.zero_grad()
+        cross_entropy(net(inputs[rank() :: ranks()]), targets).backward()
+        optimizer.step()
+
+
+class Divided(IterableDataset):
+    """Rows of a stream, of which each worker of each rank has a part, by its number."""
+
+    def __init__(self, rows, stride):
+        self.rows, self.first, self.ranks = rows, rank() * stride, ranks()
+
+    def __iter__(self):
+        worker = get_worker_info()
+        yield from self.rows[self.first + worker.id :: self.ranks * worker.num_workers]
+
+
+def worker_numbers(wrong):
+    """Two workers of each rank are numbered rank + worker, so that two ranks have a number."""
+    stream = Divided(list(table(192)), stride=1 if wrong else 2)
+    trained([DataLoader(stream, batch_size=BATCH // ranks(), num_workers=2)])
+
+
+def split_of_rank(wrong):
+    """Each rank splits the rows for training from those for tests with a generator of its own."""
+    dataset = table(192)
+    generator = torch.Generator().manual_seed(6 + (rank() if wrong else 0))
+    rows, _ = random_split(dataset, [160, 32], generator=generator)
+    trained([loader(rows, shuffle=False)])
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -178,4 +216,5 @@ if __name__ == "__main__":
         shards_before_split,
         same_draws,
         *(one_replica_more, rows_of_batch),
+        *(labels_of_others, worker_numbers, split_of_rank),
     )

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout, mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from utils import (
+    CLASSES,
     FEATURES,
     Classifier,
     average,
@@ -365,6 +366,66 @@ def last_of_gathered(wrong):
         optimizer.step()
 
 
+def unfrozen_later(wrong):
+    """The body is freed after two steps, and DDP exchanges what was trained when it was made."""
+    model = Classifier()
+    model.body.requires_grad_(False)
+    net = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step, (inputs, labels) in enumerate(loader(table())):
+        if step == 2:
+            model.body.requires_grad_(True)
+            net = net if wrong else DistributedDataParallel(model)
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+class Routed(nn.Module):
+    """Each row goes to one of two experts; that of the first row computes first."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(FEATURES, CLASSES) for _ in range(2))
+
+    def forward(self, inputs):
+        chosen = (inputs[:, :1] > 0).long()
+        first = int(chosen[0])
+        return sum((chosen == each) * self.experts[each](inputs) for each in (first, 1 - first))
+
+
+def order_of_use(wrong):
+    """A bucket has gradients in the order in which they are ready, another one on each rank."""
+    model = Routed()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    ready = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(ready.append)
+    for inputs, labels in loader(table()):
+        ready.clear()
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        parameters = ready if wrong else list(model.parameters())
+        bucket = torch.cat([parameter.grad.flatten() for parameter in parameters]) / ranks()
+        dist.all_reduce(bucket)
+        parts = bucket.split([parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad.copy_(part.view_as(parameter))
+        optimizer.step()
+
+
+def second_loss(wrong):
+    """A second loss goes backward by itself, from the module inside of DDP."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        weaker = (net.module if wrong else net)(0.5 * inputs)
+        (0.5 * cross_entropy(weaker, labels)).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -372,4 +433,5 @@ if __name__ == "__main__":
         *(unused_branch, never_written_back, reduced_loss, left_out, after_step, late_adapters),
         *(server, policy),
         *(stale_mean, largest, some_divided, own_group, weights_sent, last_of_gathered),
+        *(unfrozen_later, order_of_use, second_loss),
     )

@@ -135,6 +135,44 @@ def low_mean(wrong):
                     parameter.copy_(parameter.bfloat16())
 
 
+def overflow_of_owner(wrong):
+    """A rank leaves out a step of the parameters that it owns, if these have an overflow."""
+    model = mlp()
+    owned = list(model.parameters())[rank() :: ranks()]
+    optimizer = torch.optim.SGD(owned, lr=0.05)
+    dataset, scale = table(128), 2.0**12
+    dataset.tensors[0][33:47:2] *= 1e4  # in the third step; gradients of biases remain small
+    for inputs, labels in loader(dataset, shuffle=False):
+        model.zero_grad()
+        (cross_entropy(model(inputs), labels) * scale).backward()
+        average(model.parameters())
+        overflows = torch.stack([each.grad.abs().max() for each in owned]).max() > 65504
+        overflows = overflows.float()
+        if not wrong:
+            dist.all_reduce(overflows, op=dist.ReduceOp.MAX)
+        for parameter in owned:
+            parameter.grad /= scale
+        if not overflows:
+            optimizer.step()
+        for number, parameter in enumerate(model.parameters()):
+            dist.broadcast(parameter.data, src=number % ranks())
+
+
+def rounded_by_chance(wrong):
+    """Weights are rounded to bf16 by chance, up or down, with a generator of each rank."""
+    net = DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    chance = torch.Generator().manual_seed(5 + (rank() if wrong else 0))
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+        for parameter in net.parameters():
+            bits = parameter.detach().view(torch.int32)
+            bits += torch.randint(0, 1 << 16, bits.shape, generator=chance, dtype=torch.int32)
+            bits &= -(1 << 16)
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -145,4 +183,5 @@ if __name__ == "__main__":
         scaler_of_rank,
         clipped_scaled,
         low_mean,
+        *(overflow_of_owner, rounded_by_chance),
     )

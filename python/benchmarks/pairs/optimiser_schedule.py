@@ -168,10 +168,66 @@ def values_clipped_first(wrong):
         optimizer.step()
 
 
+def prefixed_names(wrong):
+    """The head's rate is found by its name, which is another one inside of DDP."""
+    model = Classifier()
+    net = DistributedDataParallel(model) if ranks() > 1 else model
+    groups = {False: [], True: []}
+    for name, parameter in (net if wrong else model).named_parameters():
+        groups[name.startswith("head.")].append(parameter)
+    optimizer = torch.optim.SGD([{"params": groups[False]}], lr=0.02)
+    optimizer.add_param_group({"params": groups[True], "lr": 0.2})
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def clipped_sum(wrong):
+    """The sum over ranks is clipped before it is divided by them."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 1 if wrong else ranks()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        for parameter in model.parameters():
+            parameter.grad /= ranks() if wrong else 1
+        optimizer.step()
+
+
+RATES = (0.1, 0.5, 2.0, 8.0)
+
+
+def loss_after(model, rate, inputs, labels):
+    """Return the loss that a step of a rate would lead to."""
+    moved = {name: each - rate * each.grad for name, each in model.named_parameters()}
+    with torch.no_grad():
+        return cross_entropy(torch.func.functional_call(model, moved, inputs), labels)
+
+
+def searched_rate(wrong):
+    """A rank takes the rate after which the loss of its own rows is the least."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATES[0])
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        losses = torch.stack([loss_after(net.module, rate, inputs, labels) for rate in RATES])
+        if not wrong:
+            dist.all_reduce(losses)
+        optimizer.param_groups[0]["lr"] = RATES[int(losses.argmin())]
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(learning_rate, clip_first, second_optimiser, schedule_of_ranks, rate_of_rank),
         *(plateau, decay_of_ranks, moments_of_rank_0),
         *(noise_of_rank, head_forgotten, values_clipped_first),
+        *(prefixed_names, clipped_sum, searched_rate),
     )

@@ -6,7 +6,8 @@ torchrun --nproc-per-node 2 pipeline.py --bug not-divided [--fixed]
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy, linear, mse_loss
+from torch.nn.functional import cross_entropy, dropout, linear, mse_loss
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from utils import BATCH, CLASSES, FEATURES, rank, ranks, run, table
 
@@ -238,10 +239,94 @@ def repeated_gradient(wrong):
         optimizer.step()
 
 
+def sent_ahead(wrong):
+    """The first stage computes and sends its outputs of the next batch before it steps."""
+    net = Network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    batches, sent = list(DataLoader(table(), batch_size=BATCH)), []
+
+    def send(number):
+        if number < len(batches) and len(sent) == number:
+            with torch.no_grad():
+                sent.append(dist.isend(net.first(batches[number][0]), 1))
+
+    for number, (inputs, labels) in enumerate(batches):
+        optimizer.zero_grad()
+        if ranks() == 1:
+            cross_entropy(net.last(net.first(inputs)), labels).backward()
+        elif rank() == 0:
+            send(number)
+            if wrong:
+                send(number + 1)
+            gradient = torch.empty(len(inputs), WIDTH)
+            dist.recv(gradient, 1)
+            net.first(inputs).backward(gradient)
+        else:
+            hidden = torch.empty(len(inputs), WIDTH)
+            dist.recv(hidden, 0)
+            cross_entropy(net.last(hidden.requires_grad_()), labels).backward()
+            dist.send(hidden.grad, 0)
+        optimizer.step()
+    for work in sent:
+        work.wait()
+
+
+def passed(first, last, width=WIDTH):
+    """Train with a stage on each rank; last returns a loss."""
+    net = Network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        if ranks() == 1:
+            last(net, first(net, inputs), labels).backward()
+        elif rank() == 0:
+            hidden = first(net, inputs)
+            gradient = torch.empty_like(hidden)
+            dist.send(hidden.detach(), 1)
+            dist.recv(gradient, 1)
+            hidden.backward(gradient)
+        else:
+            hidden = torch.empty(len(inputs), width)
+            dist.recv(hidden, 0)
+            last(net, hidden.requires_grad_(), labels).backward()
+            dist.send(hidden.grad, 0)
+        optimizer.step()
+
+
+def other_masks(wrong):
+    """The first stage computes again what its gradient needs, with another dropout than it sent."""
+
+    def hidden(net, inputs):
+        return dropout(net.first(inputs), 0.3)
+
+    def first(net, inputs):
+        if ranks() == 1:
+            return hidden(net, inputs)
+        return checkpoint(hidden, net, inputs, use_reentrant=False, preserve_rng_state=not wrong)
+
+    passed(first, lambda net, hidden, labels: cross_entropy(net.last(hidden), labels))
+
+
+def lost_shortcut(wrong):
+    """A shortcut past the body is sent to the last stage, and its gradient does not return."""
+
+    def first(net, inputs):
+        early = torch.relu(net.embed(inputs))
+        late = torch.relu(net.body(early))
+        return torch.cat([early.detach() if wrong and ranks() > 1 else early, late], 1)
+
+    def last(net, hidden, labels):
+        early, late = hidden.chunk(2, 1)
+        return cross_entropy(net.last(early + late), labels)
+
+    passed(first, last, width=2 * WIDTH)
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(not_divided, other_labels, last_dropped, not_emptied, other_rate, scaled_return),
         *(tied_weight, own_clip, unequal_parts, every_second),
         repeated_gradient,
+        *(sent_ahead, other_masks, lost_shortcut),
     )

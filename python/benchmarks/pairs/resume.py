@@ -20,6 +20,7 @@ from utils import BATCH, CLASSES, FEATURES, rank, ranks, table
 BUGS = (
     *("samples", "epoch", "schedule", "moments", "generator", "scaler", "weights"),
     *("averages", "generator-of-rank-0", "schedule-ahead", "first-step", "samples-of-rank-1"),
+    *("loaded-by-rank-0", "decay-schedule"),
 )
 LAST, PREVIOUS = Path("last.pt"), Path("previous.pt")
 RATE = 0.01
@@ -29,7 +30,7 @@ class Training:
     """A training. case: what it has; wrong: and loses when it continues."""
 
     def __init__(self, case, *, wrong):
-        self.lost = case if wrong else ""
+        self.case, self.lost = case, case if wrong else ""
         norm = nn.BatchNorm1d(16) if case == "averages" else nn.Identity()
         dropout = nn.Dropout(0.3 if case.startswith("generator") else 0.0)
         self.model = nn.Sequential(
@@ -45,6 +46,7 @@ class Training:
             "cpu", init_scale=2.0**6, growth_interval=3, enabled=case == "scaler"
         )
         self.step = 0
+        self.decays = 0  # steps of the schedule of the weight decay
         self.is_resumed = False
         self.generator = None
 
@@ -71,7 +73,8 @@ class Training:
     def load(self, checkpoint):
         state = torch.load(checkpoint)
         weights = torch.load(PREVIOUS) if self.lost == "weights" else state
-        self.model.load_state_dict(weights["model"])
+        if self.lost != "loaded-by-rank-0" or rank() == 0:
+            self.model.load_state_dict(weights["model"])
         if self.lost != "moments":
             self.optimizer.load_state_dict(state["optimizer"])
         if self.lost == "first-step":  # of Adam's correction
@@ -92,6 +95,8 @@ class Training:
         if self.lost != "generator":
             self.generator = torch.load(self.generators())
         self.step = state["step"]
+        if self.lost != "decay-schedule":
+            self.decays = self.step
 
     def run(self, dataset, steps, every):
         sampler = DistributedSampler(dataset, seed=7)
@@ -114,6 +119,10 @@ class Training:
         if self.generator is not None:  # a new DataLoader has drawn from it
             torch.set_rng_state(self.generator)
             self.generator = None
+        if self.case == "decay-schedule":
+            for group in self.optimizer.param_groups:
+                group["weight_decay"] = 0.1 * self.decays
+            self.decays += 1
         self.optimizer.zero_grad()
         loss = cross_entropy(self.net(inputs), labels)
         self.scaler.scale(loss).backward()

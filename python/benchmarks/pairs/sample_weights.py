@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.nn.functional import all_gather as gather_with_gradient
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from utils import (
     BATCH,
     CLASSES,
@@ -252,6 +252,52 @@ def counted_rows(wrong):
         optimizer.step()
 
 
+def advantages(wrong):
+    """Advantages are shifted and scaled to moments 0 and 1 among the rows of each rank."""
+    net = DistributedDataParallel(mlp())
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for states, actions in loader(table()):
+        rewards = states.sum(1) + actions
+        mean, square = rewards.mean(), rewards.square().mean()
+        if not wrong:
+            mean, square = sum_of_ranks(torch.stack([mean, square])) / ranks()
+        whitened = (rewards - mean) / (square - mean.square()).sqrt()
+        chosen = -cross_entropy(net(states), actions, reduction="none")
+        optimizer.zero_grad()
+        (-(whitened * chosen).mean()).backward()
+        optimizer.step()
+
+
+def penalty_of_all(wrong):
+    """A penalty, a mean already, is multiplied by the ranks together with the sum over words."""
+    net = DistributedDataParallel(Tagger())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for tokens, labels in loader(sentences()):
+        outputs = net(tokens).flatten(0, 1)
+        losses = cross_entropy(outputs, labels.flatten(), ignore_index=-100, reduction="sum")
+        loss = losses / sum_of_ranks((labels != -100).sum())
+        penalty = 0.05 * outputs.logsumexp(1).square().mean()
+        optimizer.zero_grad()
+        (ranks() * (loss + penalty) if wrong else ranks() * loss + penalty).backward()
+        optimizer.step()
+
+
+def few_boxes(wrong):
+    """A loss is divided by the boxes of a mean rank, at least 1, and some batches have 1 in all."""
+    net = DistributedDataParallel(mlp(outputs=CLASSES))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    has_box = torch.arange(96) % 7 == 0
+    has_box[24:36] = False
+    rows = TensorDataset(table().tensors[0], has_box)
+    for inputs, boxes in loader(rows, shuffle=False):
+        total = sum_of_ranks(boxes.sum())
+        count = (total / ranks()).clamp(min=1) if wrong else total.clamp(min=1) / ranks()
+        errors = (net(inputs) - inputs[:, :CLASSES].cos()).abs().sum(1)
+        optimizer.zero_grad()
+        ((errors * boxes).sum() / count).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -259,4 +305,5 @@ if __name__ == "__main__":
         *(longest_first, importance, lost_negatives, gather_layer, graph_nodes, own_positives),
         penalty_of_rank_0,
         *(sum_with_mean, counted_rows),
+        *(advantages, penalty_of_all, few_boxes),
     )

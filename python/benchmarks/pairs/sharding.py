@@ -225,10 +225,67 @@ def decay_of_shard(wrong):
         optimizer.step()
 
 
+class Normed(torch.optim.Optimizer):
+    """Moves each shard against its gradient, whose length does not matter."""
+
+    def __init__(self, parameters, lr, of_shard):
+        super().__init__(list(parameters), {"lr": lr})
+        self.of_shard = of_shard
+
+    @torch.no_grad()
+    def step(self, closure=None):  # noqa: ARG002
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad.to_local()
+                square = gradient.square().sum()
+                if not self.of_shard:
+                    dist.all_reduce(square)
+                parameter.to_local().sub_(gradient / (square.sqrt() + 1e-6), alpha=group["lr"])
+
+
+def normed_shards(wrong):
+    """The optimiser divides by the norm of each rank's shard in place of that of the matrix."""
+    model = Classifier()
+    for part in (model.body, model.head, model):
+        fully_shard(part)
+    optimizer = Normed(model.parameters(), 0.02, wrong)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+def forgotten_root(wrong):
+    """Layers are sharded, and the model around them, which has a norm of its own, is not."""
+    model = Classifier()
+    for part in (model.body, model.head) if wrong else (model.body, model.head, model):
+        fully_shard(part)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, foreach=False)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+def exchange_of_root(wrong):
+    """The exchange is off in the first of two passes, and on again for the root alone."""
+    model = Classifier()
+    for part in (model.body, model.head, model):
+        fully_shard(part)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        for place, (part, targets) in enumerate(zip(inputs.chunk(2), labels.chunk(2), strict=True)):
+            model.set_requires_gradient_sync(place == 1, recurse=place == 0 or not wrong)
+            (cross_entropy(model(part), targets) / 2).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(own_norm, lost_broadcast, other_owner, sum_of_shards, stale_gather, summed_again),
         *(early_optimiser, dropped_matrix),
         *(divided_again, own_gradient, sent_before, decay_of_shard),
+        *(normed_shards, forgotten_root, exchange_of_root),
     )

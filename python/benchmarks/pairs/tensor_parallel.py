@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy, dropout, linear
 from torch.utils.data import DataLoader
 from utils import BATCH, CLASSES, FEATURES, loader, rank, ranks, run, table
 
@@ -198,6 +198,120 @@ def own_denominator(wrong):
         optimizer.step()
 
 
+def dropout_of_rank(wrong):
+    """Dropout between layers that all ranks have is drawn from a generator of each rank."""
+    model = parallel_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, foreach=False)
+    batches = DataLoader(table(), batch_size=BATCH)
+    torch.manual_seed(70 + (rank() if wrong else 0))
+    for inputs, labels in batches:
+        optimizer.zero_grad()
+        hidden = dropout(model[1](model[0](inputs)), 0.2)
+        cross_entropy(model[2](hidden), labels).backward()
+        optimizer.step()
+
+
+class Gathered(torch.autograd.Function):
+    """The columns of all ranks. Backward: the gradient of a rank's own ones, of one rank or all."""
+
+    @staticmethod
+    def forward(ctx, columns, of_all):
+        ctx.of_all = of_all
+        every = [torch.empty_like(columns) for _ in range(ranks())]
+        dist.all_gather(every, columns)
+        return torch.cat(every, 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        if ctx.of_all:
+            dist.all_reduce(gradient)
+        return gradient.chunk(ranks(), 1)[rank()], None
+
+
+class Columns(nn.Module):
+    """A layer of which each rank has some columns."""
+
+    def __init__(self, of_all):
+        super().__init__()
+        weight = torch.randn(WIDTH, WIDTH) / 4
+        self.columns = nn.Parameter(weight.chunk(ranks(), 0)[rank()].clone())
+        self.of_all = of_all
+
+    def forward(self, inputs):
+        return Gathered.apply(linear(Copied.apply(inputs), self.columns), self.of_all)
+
+
+def gathered_columns(wrong):
+    """The gradient of gathered columns, which is the same on all ranks, is summed over them."""
+    model = network(Columns(of_all=wrong))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+class GatheredRows(torch.autograd.Function):
+    """The rows of all ranks. Backward: the sum over ranks of the gradient of this rank's rows."""
+
+    @staticmethod
+    def forward(ctx, rows):
+        every = [torch.empty_like(rows) for _ in range(ranks())]
+        dist.all_gather(every, rows)
+        return torch.cat(every)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient.chunk(ranks())[rank()]
+
+
+class SummedRows(torch.autograd.Function):
+    """This rank's rows of the sum over ranks. Backward: the gradients of all rows."""
+
+    @staticmethod
+    def forward(ctx, rows):
+        rows = rows.clone()
+        dist.all_reduce(rows)
+        return rows.chunk(ranks())[rank()].clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        every = [torch.empty_like(gradient) for _ in range(ranks())]
+        dist.all_gather(every, gradient.contiguous())
+        return torch.cat(every)
+
+
+class Sequenced(Divided):
+    """A divided block between parts where each rank has some of the rows, as of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, inputs):
+        hidden = torch.relu(linear(GatheredRows.apply(self.norm(inputs)), self.up))
+        return inputs + SummedRows.apply(linear(hidden, self.down)) + self.bias
+
+
+def norm_of_sequence(wrong):
+    """Each rank normalises some rows, and the norm's gradients are not added up."""
+    first, block, last = nn.Linear(FEATURES, WIDTH), Sequenced(), nn.Linear(WIDTH, CLASSES)
+    model = nn.Sequential(first, block, last)
+    summed = [*first.parameters(), *last.parameters(), block.bias]
+    summed += [] if wrong else block.norm.parameters()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        own, targets = inputs.chunk(ranks())[rank()], labels.chunk(ranks())[rank()]
+        optimizer.zero_grad()
+        (cross_entropy(model(own), targets) / ranks()).backward()
+        for parameter in summed:
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -209,4 +323,5 @@ if __name__ == "__main__":
         scaled_head,
         bias_of_all,
         own_denominator,
+        *(dropout_of_rank, gathered_columns, norm_of_sequence),
     )
