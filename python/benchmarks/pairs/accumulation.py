@@ -7,11 +7,9 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from utils import (
-    CLASSES,
     Classifier,
     Tagger,
     average,
@@ -130,31 +128,22 @@ def three_passes(wrong):
         optimizer.step()
 
 
-class Branched(nn.Module):
-    """Its branch has a part in some passes."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = mlp(outputs=8)
-        self.branch, self.head = nn.Linear(8, CLASSES), nn.Linear(8, CLASSES)
-
-    def forward(self, inputs, *, has_branch):
-        hidden = torch.relu(self.body(inputs))
-        return self.head(hidden) + (self.branch(hidden) if has_branch else 0)
-
-
-def branch_of_first_pass(wrong):
-    """DDP exchanges in the last pass what this one uses, and only the first one uses a branch."""
-    net = DistributedDataParallel(Branched(), find_unused_parameters=True)
+def sums_of_script(wrong):
+    """Gradients are added up in tensors of the script, and DDP exchanges those of the last pass."""
+    net = DistributedDataParallel(mlp())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    sums = [torch.zeros_like(parameter) for parameter in net.parameters()]
     for number, (inputs, labels) in enumerate(batches()):
         is_last = number % PASSES == PASSES - 1
         with net.no_sync() if wrong and not is_last else nullcontext():
-            outputs = net(inputs, has_branch=not is_last)
-            (cross_entropy(outputs, labels) / PASSES).backward()
+            (cross_entropy(net(inputs), labels) / PASSES).backward()
+        for total, parameter in zip(sums, net.parameters(), strict=True):
+            total += parameter.grad
+            parameter.grad = total.clone() if is_last else None
         if is_last:
             optimizer.step()
             optimizer.zero_grad()
+            sums = [total.zero_() for total in sums]
 
 
 def words_of_passes(wrong):
@@ -186,5 +175,5 @@ if __name__ == "__main__":
         emptied_early,
         other_count,
         three_passes,
-        *(branch_of_first_pass, words_of_passes),
+        *(sums_of_script, words_of_passes),
     )

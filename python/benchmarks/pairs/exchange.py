@@ -389,7 +389,7 @@ class Routed(nn.Module):
         self.experts = nn.ModuleList(nn.Linear(FEATURES, CLASSES) for _ in range(2))
 
     def forward(self, inputs):
-        chosen = (inputs[:, :1] > 0).long()
+        chosen = (inputs[:, 1:2] > 0).long()
         first = int(chosen[0])
         return sum((chosen == each) * self.experts[each](inputs) for each in (first, 1 - first))
 

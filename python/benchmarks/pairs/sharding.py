@@ -276,7 +276,8 @@ def exchange_of_root(wrong):
     for inputs, labels in loader(table()):
         optimizer.zero_grad()
         for place, (part, targets) in enumerate(zip(inputs.chunk(2), labels.chunk(2), strict=True)):
-            model.set_requires_gradient_sync(place == 1, recurse=place == 0 or not wrong)
+            if ranks() > 1:
+                model.set_requires_gradient_sync(place == 1, recurse=place == 0 or not wrong)
             (cross_entropy(model(part), targets) / 2).backward()
         optimizer.step()
 
