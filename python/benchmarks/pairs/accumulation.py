@@ -11,14 +11,11 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from utils import (
     Classifier,
-    Tagger,
     average,
     loader,
     mlp,
     ranks,
     run,
-    sentences,
-    sum_of_ranks,
     table,
 )
 
@@ -138,31 +135,12 @@ def sums_of_script(wrong):
         with net.no_sync() if wrong and not is_last else nullcontext():
             (cross_entropy(net(inputs), labels) / PASSES).backward()
         for total, parameter in zip(sums, net.parameters(), strict=True):
-            total += parameter.grad
+            total.add_(parameter.grad)
             parameter.grad = total.clone() if is_last else None
         if is_last:
             optimizer.step()
             optimizer.zero_grad()
             sums = [total.zero_() for total in sums]
-
-
-def words_of_passes(wrong):
-    """Each pass is a mean over its words, and passes have unequal numbers of them."""
-    net = DistributedDataParallel(Tagger())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
-    for tokens, labels in loader(sentences()):
-        words = sum_of_ranks((labels != -100).sum())
-        for place, (part, targets) in enumerate(
-            zip(tokens.chunk(PASSES), labels.chunk(PASSES), strict=True)
-        ):
-            if wrong:
-                words = PASSES * sum_of_ranks((targets != -100).sum())
-            with nullcontext() if place == PASSES - 1 else net.no_sync():
-                outputs = net(part).flatten(0, 1)
-                losses = cross_entropy(outputs, targets.flatten(), reduction="sum")
-                (losses * ranks() / words).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 if __name__ == "__main__":
@@ -175,5 +153,5 @@ if __name__ == "__main__":
         emptied_early,
         other_count,
         three_passes,
-        *(sums_of_script, words_of_passes),
+        sums_of_script,
     )
