@@ -243,9 +243,9 @@ def check_counts(name: str, counts: NDArray[np.int64]) -> None:
         )
 
 
-def check_elements(results: Any) -> None:
+def check_elements(results: Sequence[Tensor]) -> None:
     """Raise ValueError if elements of a result share memory, as those of an expanded tensor do."""
-    for tensor in [results] if isinstance(results, Tensor) else results:
+    for tensor in results:
         if not is_dense(tensor) or tensor.is_contiguous():
             continue
         if any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)):

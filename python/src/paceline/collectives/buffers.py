@@ -7,7 +7,7 @@ results from the copy into the tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -217,17 +217,23 @@ class Reduction:
 
 def reduction_of(reduce_op: Any, dtype: torch.dtype) -> Reduction:
     """Return the arithmetic of torch's reduction. Raises ValueError if the type has none."""
+    kind = getattr(reduce_op, "op", reduce_op)
+    found = _reduction(kind, dtype)
+    if found is None:
+        raise ValueError(f"no reduction {reduction_name(reduce_op)} for {dtype}")
+    return replace(found, factor=factor_of(reduce_op)) if kind == _ReduceOp.PREMUL_SUM else found
+
+
+@cache
+def _reduction(kind: Any, dtype: torch.dtype) -> Reduction | None:
+    """Return the arithmetic of a reduction, without its factor; None if the type has none."""
+    if kind in _SCALED and dtype in _WIDE_UNSIGNED:
+        return None  # torch cannot divide or multiply them
     for theirs, ours, of_booleans in _OPERATIONS:
         ufunc = of_booleans if dtype == torch.bool else ours
-        if reduce_op == theirs and ufunc is not None and _defined(ufunc, dtype):
-            if theirs in _SCALED and dtype in _WIDE_UNSIGNED:
-                break  # torch cannot divide or multiply them
-            return Reduction(
-                ufunc,
-                factor=factor_of(reduce_op) if theirs == _ReduceOp.PREMUL_SUM else None,
-                average=theirs == _ReduceOp.AVG,
-            )
-    raise ValueError(f"no reduction {reduction_name(reduce_op)} for {dtype}")
+        if kind == theirs and ufunc is not None and _defined(ufunc, dtype):
+            return Reduction(ufunc, average=theirs == _ReduceOp.AVG)
+    return None
 
 
 def _defined(ufunc: np.ufunc, dtype: torch.dtype) -> bool:

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -87,6 +88,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_LIMIT_S = 10.0
 _ABORT_LIMIT_S = 0.5
 _NO_TIME = timedelta(0)
+_AS_BEFORE = nullcontext()
 
 
 @untraced
@@ -448,8 +450,10 @@ class SharedMemoryGroup(RecordedProcessGroup):
         """
         if self._closed:
             raise UsageError(f"process group {self._name} {self._closed}")
-        for each in results:
-            check_elements(each)
+        written = tensors_in(results)
+        check_elements(written)
+        # Tensors of inference mode may be written in that mode only.
+        is_inferred = any(each.is_inference() for each in written)
         limit_s = self._limit_of(opts)
         operation = None
         if is_recording():
@@ -460,8 +464,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
 
         def carry_out() -> None:
             try:
-                # Results may be tensors of inference mode, which only that mode may write.
-                with self._using, torch.inference_mode():
+                with self._using, torch.inference_mode() if is_inferred else _AS_BEFORE:
                     self._levels.begin(said, limit_s)
                     call()
                     self._levels.agree(name)

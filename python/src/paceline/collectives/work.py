@@ -88,6 +88,45 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
 
 
 @untraced
+class EndedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
+    """One operation that was carried out before its caller goes on: nothing waits for it."""
+
+    def __init__(self, tensors: list[Any], error: Exception | None = None) -> None:
+        super().__init__()
+        self._tensors, self._error = tensors, error
+
+    def wait(self, _timeout: timedelta = timedelta(0)) -> bool:
+        """Raise the error of the work, if it has one."""
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._tensors
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        if self._error is None:
+            future.set_result(self._tensors)
+        else:
+            future.set_exception(self._error)
+        return future
+
+
+@untraced
 class CoalescedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
     """Several works as one, for torch's coalescing. Its future holds the list of their futures."""
 
@@ -183,16 +222,14 @@ class ProgressThread:
         tensors: list[Any],
         operation: Operation | None = None,
         limit_s: float | None = None,
-    ) -> PendingWork:
+    ) -> PendingWork | EndedWork:
         """Carry out `call` in this thread, which would wait for it anyway, if nothing is queued.
 
         Waking another thread takes as long as a short operation. `call` must limit its own waits.
         """
         if self._queued:
             return self.submit(name, call, tensors, operation, limit_s)
-        work = self._work(name, tensors, limit_s)
-        work.finish(self._attempt(work, call, operation))
-        return work
+        return EndedWork(tensors, self._attempt(f"{self._library} {name}", call, operation))
 
     def close(self, limit_s: float) -> None:
         """End the threads after the queued operations; a blocked thread is abandoned."""
@@ -231,7 +268,7 @@ class ProgressThread:
             work, call, operation = item
             self._current = (work, time.monotonic())
             try:
-                error = self._attempt(work, call, operation)
+                error = self._attempt(work.name, call, operation)
             except BaseException:  # noqa: BLE001  (the thread is needed for what comes after it)
                 error = self.failure
             self._current = None
@@ -268,7 +305,7 @@ class ProgressThread:
         return PendingWork(f"{self._library} {name}", self._rank, limit_s, tensors)
 
     def _attempt(
-        self, work: PendingWork, call: Callable[[], None], operation: Operation | None
+        self, name: str, call: Callable[[], None], operation: Operation | None
     ) -> Exception | None:
         """Carry out a call, unless one before it has failed; return the error, if any.
 
@@ -285,9 +322,9 @@ class ProgressThread:
             cause = refused.__cause__
             return cause if isinstance(cause, Exception) else refused
         except Exception as error:  # noqa: BLE001  (raised in the thread that waits)
-            return self._failed(work, error)
+            return self._failed(name, error)
         except BaseException as error:
-            work.finish(self._failed(work, error))
+            self._failed(name, error)
             raise
         if operation is not None:
             operation.end()
@@ -302,7 +339,7 @@ class ProgressThread:
             work, begun = current
             if time.monotonic() - begun < work.limit_s * (1 + WATCH_SHARE):
                 continue
-            failure = self._failed(work, timed_out(work.name, self._rank, work.limit_s))
+            failure = self._failed(work.name, timed_out(work.name, self._rank, work.limit_s))
             self._current = None
             for each in [work, *self._withdrawn()]:
                 each.finish(failure)
@@ -320,14 +357,14 @@ class ProgressThread:
                 self._queued -= 1
         return works
 
-    def _failed(self, work: PendingWork, error: BaseException) -> PacelineError:
+    def _failed(self, name: str, error: BaseException) -> PacelineError:
         """Return the failure of the group: this error, unless there was one before."""
         with self._count:
             if self.failure is None:
                 if isinstance(error, PacelineError):
                     self.failure = error
                 else:
-                    text = f"rank {self._rank}: {work.name} failed: {str(error) or repr(error)}"
+                    text = f"rank {self._rank}: {name} failed: {str(error) or repr(error)}"
                     self.failure = RankFailed(text, self._rank)
                     self.failure.__cause__ = error
             return self.failure

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
-from paceline.collectives.agreement import check_elements
+from paceline.collectives.agreement import check_elements, tensors_in
 from paceline.collectives.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.collectives.errors import PacelineError
 from paceline.collectives.message_schedules import Algorithm
@@ -166,8 +166,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         name the late rank.
         """
         check_dense(inputs)
-        for each in results:
-            check_elements(each)
+        check_elements(tensors_in(results))
         # this rank's tensors, as under Gloo; where it only receives, what it gets
         own_bytes = payload_bytes(inputs) or payload_bytes(results)
         operation = begin_operation(self._name, self._size, name, own_bytes)

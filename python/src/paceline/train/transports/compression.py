@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.nn.functional import pad
 
-from paceline.collectives.work import PendingWork
+from paceline.collectives.work import EndedWork
 from paceline.measure.records.communication import CompressionResult
 from paceline.plan.costs import all_gather_bytes, all_reduce_bytes, exchange_bytes
 from paceline.train.transports.bucket_sums import (
@@ -436,13 +436,11 @@ class _Blocking(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         self.sent_bytes = 0.0
         self.failure: Exception | None = None
 
-    def allreduce(self, tensors: list[Tensor], opts: Any) -> PendingWork:
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> EndedWork:
         if self.failure is None:
             try:
                 self._inner.allreduce(tensors, opts).wait()
             except Exception as error:  # noqa: BLE001  (raised by the caller of the hook)
                 self.failure = error
         self.sent_bytes += sum(all_reduce_bytes(t.nbytes, self._ranks) for t in tensors)
-        ended = PendingWork("allreduce", self._rank, 0.0, tensors)
-        ended.finish()
-        return ended
+        return EndedWork(tensors)
