@@ -17,7 +17,7 @@ REPLICAS = Check(name="replicas", passed=True, reason="equal, bit for bit")
 DRIFT = Check(name="replicas", passed=False, reason="rank 1 ended with another weight")
 ROUNDED = RankFinding(level=Level.REMARK, kind="drift", reason="by rounding")
 PARALLEL = RankFinding(level=Level.NOT_SHOWN, kind="tensor parallel", reason="divided")
-ZERO = RankFinding(level=Level.NOT_SHOWN, kind="exchange", reason="all gradients are zero")
+ZERO = RankFinding(level=Level.NOT_SHOWN, kind="zero", reason="all gradients are zero")
 
 
 def found(statement, *checks, findings=()):

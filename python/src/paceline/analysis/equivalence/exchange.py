@@ -122,7 +122,35 @@ def exchanged(steps: Mapping[int, OwnStep], ranks: int) -> list[Exchanged]:
         fits = {rank: _fitted(current, u.value, rank, scale) for rank, u in used[place].items()}
         if None not in fits.values():
             tensor.factor, tensor.weights = None, fits
+    for place, tensor in found.items():
+        if tensor.rounded and (weights := _weights_of_others(found, own, used, place)) is not None:
+            tensor.factor, tensor.rounded, tensor.weights = None, 0.0, {**weights}
     return list(found.values())
+
+
+def _weights_of_others(
+    found: Mapping[TensorPart, Exchanged],
+    own: Mapping[TensorPart, Mapping[int, OwnGradient]],
+    used: Mapping[TensorPart, Mapping[int, UsedGradient]],
+    place: TensorPart,
+) -> Mapping[int, Weights] | None:
+    """Return the weights of another tensor if they give the used gradient of this one exactly.
+
+    It has too few numbers to fit weights to them, and with equal weights it would be rounded.
+    """
+    numbers = {rank: len(each.passes) for rank, each in own[place].items()}
+    for other, tensor in found.items():
+        weights = {rank: fit for rank, fit in tensor.weights.items() if fit is not None}
+        same = numbers == {rank: len(each.passes) for rank, each in own[other].items()}
+        if not same or len(weights) < len(used[place]):
+            continue
+        choices = (_own(own[place]), _own(own[place], every=True))
+        if any(
+            all(_is_sum(each, used[place][rank].value, fit) for rank, fit in weights.items())
+            for each in choices
+        ):
+            return weights
+    return None
 
 
 def common_factor(found: Iterable[Exchanged]) -> float | None:
@@ -288,18 +316,14 @@ def _fitted(own: _Own, used: Sketch, rank: int, scale: float = 1.0) -> Weights |
     """
     keys = list(own.by_pass)
     columns = np.array([own.by_pass[key] for key in keys]).T
-    norms = np.array([own.norms[key] for key in keys])
     target = numbers(used)
     if not used.l2:
         return dict.fromkeys(keys, 0.0)
 
-    def fits(weights: Vector) -> bool:
-        limit = own.limit([used]) * float(np.abs(weights) @ norms)
-        return float(np.linalg.norm(columns @ weights - target)) <= limit
-
     for simple in ([scale * (key[0] == rank) for key in keys], [scale for _ in keys]):
-        if fits(np.array(simple)):
-            return dict(zip(keys, simple, strict=True))
+        fit = dict(zip(keys, simple, strict=True))
+        if _is_sum(own, used, fit):
+            return fit
     lengths = np.linalg.norm(columns, axis=0)
     kept = lengths > 0
     unknown = int(kept.sum())
@@ -308,13 +332,22 @@ def _fitted(own: _Own, used: Sketch, rank: int, scale: float = 1.0) -> Weights |
     solution, _, order, _ = np.linalg.lstsq(columns[:, kept] / lengths[kept], target, rcond=1e-6)
     weights = np.zeros(len(keys))
     weights[kept] = solution / lengths[kept]
-    if order < unknown or not fits(weights):
+    if order < unknown or not _is_sum(own, used, dict(zip(keys, weights.tolist(), strict=True))):
         return None
     least = _SAME * float(np.abs(weights).max())
     return {
         key: 0.0 if abs(value) < least else float(value)
         for key, value in zip(keys, weights, strict=True)
     }
+
+
+def _is_sum(own: _Own, used: Sketch, weights: Weights) -> bool:
+    """Return whether own gradients with these weights give the used one, up to roundings."""
+    if weights.keys() != own.by_pass.keys():
+        return False
+    total = np.sum([own.by_pass[key] * weight for key, weight in weights.items()], axis=0)
+    magnitude = sum(own.norms[key] * abs(weight) for key, weight in weights.items())
+    return float(np.linalg.norm(total - numbers(used))) <= own.limit([used]) * magnitude
 
 
 def is_own(weights: Weights, rank: int) -> bool:

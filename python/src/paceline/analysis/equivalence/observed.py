@@ -21,6 +21,7 @@ from paceline.analysis.equivalence.module_calls import (
     ModuleComparison,
     is_near,
 )
+from paceline.analysis.equivalence.options import compared_options
 from paceline.analysis.equivalence.sample_log import some
 from paceline.analysis.equivalence.tolerances import LEAST_MISTAKE, ROOM, tolerance
 from paceline.analysis.equivalence.trained_rows import (
@@ -127,6 +128,7 @@ class _Judgement:
             self._reference, changed.calls, [call for each in ours for call in each.calls]
         )
         self._theirs_by_key = _by_key(self._reference.updates)
+        self._scales = compared_options(reference, ours, trained).scales
         self._largest = 0.0
 
     def finding(self) -> LayoutFinding:
@@ -244,7 +246,7 @@ class _Judgement:
         before = self._before_gradient(theirs, own, has_samples=samples is None)
         if before is not None:
             return before
-        gradient = self._first_difference(theirs, own, "gradient")
+        gradient = self._first_difference(theirs, self._made_up(theirs, own), "gradient")
         if gradient is None and samples is None:
             weights = self._first_difference(theirs, own, "change")
             if weights is not None:
@@ -257,6 +259,14 @@ class _Judgement:
                 passed=False, kind="samples", reason=samples, step=step, tensor=gradient.name
             )
         return self._of_gradient(theirs, own, gradient)
+
+    def _made_up(self, theirs: Update, own: Sequence[Update]) -> Sequence[Update]:
+        """Return gradients as a learning rate makes them that makes up for their common factor."""
+        scale = self._scales.get(_key(theirs), 1.0)
+        factor = _common([e.factor for e in _tensors(own, "gradient") if e.factor and e.l2])
+        if factor is None or not math.isclose(factor * scale, 1.0, rel_tol=SAME_FACTOR):
+            return own
+        return [replace(e, gradient=[g.times(scale) for g in e.gradient]) for e in own]
 
     def _before_gradient(
         self, theirs: Update, own: Sequence[Update], *, has_samples: bool

@@ -17,14 +17,12 @@ import numpy as np
 from paceline.analysis.equivalence.exchange import (
     FEW,
     Exchanged,
-    Weights,
     common_factor,
     exchanged,
     factor_of_shards,
-    is_own,
-    near,
-    of_all_passes,
 )
+from paceline.analysis.equivalence.not_means import is_local, not_means
+from paceline.analysis.equivalence.options import OptionsComparison
 from paceline.analysis.equivalence.own_checks import (
     Level,
     RankFinding,
@@ -43,7 +41,7 @@ from paceline.analysis.equivalence.own_checks import (
     steps_parts,
     unequal_places,
 )
-from paceline.analysis.equivalence.row_weights import row_weights
+from paceline.analysis.equivalence.row_weights import MADE_UP, row_weights
 from paceline.analysis.equivalence.sample_log import some
 from paceline.measure.records.own_steps import (
     OwnStep,
@@ -102,6 +100,7 @@ class RanksFinding:
 
 
 _ALONE = "one rank has no other one to agree with, and can only be compared with one process"
+_EQUAL_OPTIONS = OptionsComparison()
 ONE_RANK = RanksFinding(
     statement=Statement.NOT_SHOWN,
     findings=(RankFinding(level=Level.NOT_SHOWN, kind="one-rank", reason=_ALONE),),
@@ -110,17 +109,21 @@ ONE_RANK = RanksFinding(
 
 
 def judge_ranks(
-    records: Sequence[OwnSteps], steps: int, of_rows: Sequence[RankFinding] = ()
+    records: Sequence[OwnSteps],
+    steps: int,
+    of_rows: Sequence[RankFinding] = (),
+    options: OptionsComparison = _EQUAL_OPTIONS,
 ) -> RanksFinding:
     """Judge what ranks recorded by themselves, in their order.
 
-    steps: that were to be recorded. of_rows: what the rows of the whole training show.
+    steps: that were to be recorded. of_rows: what the rows of the whole training show. options: of
+    optimisers, compared with the reference.
     """
     if len(records) < 2 or not all(each.steps for each in records):
         reason = "no step of an optimiser was recorded on every rank"
         found = RankFinding(level=Level.NOT_SHOWN, kind="no-step", reason=reason)
         return RanksFinding(statement=Statement.NOT_SHOWN, findings=(found,), steps=0)
-    return _Judgement(records, steps, of_rows).result()
+    return _Judgement(records, steps, of_rows, options).result()
 
 
 def statement_of(findings: Iterable[RankFinding]) -> Statement:
@@ -135,9 +138,14 @@ def statement_of(findings: Iterable[RankFinding]) -> Statement:
 
 class _Judgement:
     def __init__(
-        self, records: Sequence[OwnSteps], steps: int, of_rows: Sequence[RankFinding]
+        self,
+        records: Sequence[OwnSteps],
+        steps: int,
+        of_rows: Sequence[RankFinding],
+        options: OptionsComparison,
     ) -> None:
         self._records, self._most, self._of_rows = records, steps, of_rows
+        self._options = options
         self._ranks = len(records)
         self._by_key = [{(e.optimizer, e.step): e for e in each.steps} for each in records]
         shared = set(self._by_key[0]).intersection(*self._by_key[1:])
@@ -211,7 +219,10 @@ class _Judgement:
         yield from lost_updates(self._records, self._keys, self._by_key)
         if steps_parts(self._records):
             yield from self._of_shards()
-        if not any(each.kind == "rows" for each in of_steps):
+        kinds = {each.kind for each in of_steps}
+        if not kinds & {"averaged", "groups", MADE_UP}:
+            yield from self._options.findings
+        if "rows" not in kinds:
             yield from self._of_rows
         if mixing := self._records[0].mixing:
             reason = f"{some(mixing)} normalises by the rows of each rank"
@@ -278,7 +289,7 @@ class _Judgement:
         if not self._keys or not all(each.dividing for each in self._records):
             return []
         found = [each for each in self._exchange_of(self._keys[0]) if not each.is_zero]
-        own = sorted({e.place.name for e in found if e.factor is None and _is_local(e)})
+        own = sorted({e.place.name for e in found if e.factor is None and is_local(e)})
         is_inside = all(
             any(is_in(name, module) for module in record.dividing)
             for record in self._records
@@ -316,7 +327,7 @@ class _Judgement:
             return False
         unequal = self._unequal_first()
         found = [each for each in self._exchange_of(self._keys[0]) if not each.is_zero]
-        own = {each.place.name for each in found if each.factor is None and _is_local(each)}
+        own = {each.place.name for each in found if each.factor is None and is_local(each)}
         right = [each for each in found if each.factor is not None and each.is_distinct]
         return bool(right) and bool(unequal) and unequal <= own
 
@@ -350,7 +361,7 @@ class _Judgement:
             for each in wrong
             if unequal is not None
             and each.is_distinct
-            and _is_local(each)
+            and is_local(each)
             and each.place.name not in unequal
         ]
 
@@ -444,14 +455,14 @@ class _Judgement:
         if not found:
             reason = "no gradient of a rank by itself was seen"
             is_zero = not any(u.value.l2 for each in steps.values() for u in each.used)
-            kind = "exchange" if is_zero else "no-own"
+            kind = "zero" if is_zero else "no-own"
             yield RankFinding(level=Level.NOT_SHOWN, kind=kind, step=step, reason=reason)
         elif not right and not wrong:
             reason = "all gradients are zero, so nothing was compared"
-            yield RankFinding(level=Level.NOT_SHOWN, kind="exchange", step=step, reason=reason)
+            yield RankFinding(level=Level.NOT_SHOWN, kind="zero", step=step, reason=reason)
         elif (
             not right
-            and all(map(_is_local, wrong))
+            and all(map(is_local, wrong))
             and (averaged := self._averaged(steps)) is not None
         ):
             yield averaged
@@ -459,7 +470,7 @@ class _Judgement:
             faults = _skipped(steps) if wrong else []
             faults = faults or self._of_step_before(steps, wrong)
             faults = faults or self._changed_alone(steps, wrong)
-            faults = faults or _not_means(wrong, step, self._ranks)
+            faults = faults or not_means(wrong, steps, self._ranks)
             yield from faults
             if not faults:
                 yield from equal_used(steps, {each.place for each in right})
@@ -467,7 +478,8 @@ class _Judgement:
             yield from _remarks(right, step, has_rows=has_rows)
         factor = common_factor(right)
         if factor is not None and len(right) >= len(wrong):
-            yield from row_weights(steps, factor, self._ranks)
+            scale = self._options.scales.get((steps[0].optimizer, step))
+            yield from row_weights(steps, factor, self._ranks, scale)
 
 
 def _of_parts(right: Sequence[Exchanged], steps: Mapping[int, OwnStep]) -> Iterator[RankFinding]:
@@ -528,108 +540,6 @@ def _skipped(steps: Mapping[int, OwnStep]) -> list[RankFinding]:
                 RankFinding(level=Level.FAULT, kind="skipped", step=steps[0].step, reason=reason)
             ]
     return []
-
-
-def _not_means(wrong: Sequence[Exchanged], step: int, ranks: int) -> list[RankFinding]:
-    """Say what gradients are that are not the mean of the ranks' own ones."""
-    by_reason: dict[tuple[Level, str, float | None], list[str]] = {}
-    for each in wrong:
-        by_reason.setdefault(_reason(each, ranks), []).append(each.place.name)
-    findings = [
-        RankFinding(
-            level=level,
-            kind="exchange",
-            step=step,
-            tensor=min(names),
-            factor=factor,
-            reason=reason.format(some(sorted(set(names)))),
-        )
-        for (level, reason, factor), names in by_reason.items()
-    ]
-    faults = [each for each in findings if each.level == Level.FAULT]
-    return faults or findings
-
-
-def _reason(each: Exchanged, ranks: int) -> tuple[Level, str, float | None]:
-    """Return level, sentence and factor for one tensor, which `{}` stands for."""
-    known = {rank: fit for rank, fit in each.weights.items() if fit is not None}
-    if each.clipped_first:
-        return Level.FAULT, "each rank clips its own gradient of {} before the exchange", None
-    if len(known) < len(each.weights) or not known:
-        what = "is no weighted sum of the ranks' own ones: compressed, or changed afterwards"
-        return (
-            Level.NOT_SHOWN,
-            f"the gradient of {{}} {what if each.is_finite else 'is not finite'}",
-            None,
-        )
-    fits = list(known.values())
-    if all(not any(fit.values()) for fit in fits):
-        return Level.FAULT, "the gradient of {} is lost: it is zero after the exchange", 0.0
-    if all(is_own(fit, rank) for rank, fit in known.items()):
-        return Level.FAULT, "the gradient of {} is not exchanged: each rank uses its own", None
-    passes = of_all_passes(fits)
-    if passes > 1 and (reason := _of_passes(known, passes)) is not None:
-        return Level.FAULT, reason, None
-    return _of_ranks(known, passes, ranks)
-
-
-def _of_ranks(
-    known: Mapping[int, Weights], passes: int, ranks: int
-) -> tuple[Level, str, float | None]:
-    """Say by how much the weights of ranks differ, or the ranks that use the gradient."""
-    by_rank = [_sums(fit, 0) for fit in known.values()]
-    totals = [sum(each.values()) / passes for each in by_rank]
-    if all(near(w, next(iter(those.values()))) for those in by_rank for w in those.values()):
-        if all(near(each, totals[0]) for each in totals):
-            return Level.FAULT, f"the gradient of {{}} is {totals[0]:.3g} times the mean", totals[0]
-        words = ", ".join(f"{t:.3g} on rank {r}" for r, t in zip(known, totals, strict=True))
-        what = f"ranks multiply the mean gradient of {{}} differently: {words}"
-        return Level.FAULT, what, max(totals) / min(totals) if min(totals) > 0 else None
-    means = [rank for rank, those in zip(known, by_rank, strict=True) if _is_even(those)]
-    if 0 < len(means) < len(by_rank):
-        return Level.FAULT, f"only rank {some(means)} uses the mean of the gradients of {{}}", None
-    words = ", ".join(f"{w * ranks / passes:.3g} (rank {r})" for r, w in by_rank[0].items())
-    what = f"own gradients of {{}} have unequal weights in the mean: {words}"
-    return Level.FAULT, f"{what}; scaled or clipped before the exchange", None
-
-
-def _is_even(weights: Mapping[int, float]) -> bool:
-    first = next(iter(weights.values()))
-    return bool(first) and all(near(each, first) for each in weights.values())
-
-
-def _of_passes(known: Mapping[int, Weights], passes: int) -> str | None:
-    """Say which accumulated passes are not exchanged, or count more than others."""
-    alone = [
-        place + 1
-        for place in range(passes)
-        if all(is_own(_of_pass(fit, place), rank) for rank, fit in known.items())
-    ]
-    if alone and len(alone) < passes:
-        return f"the gradient of {{}} is not exchanged in pass {some(alone)}"
-    by_pass = _sums(next(iter(known.values())), 1)
-    last = by_pass[max(by_pass)]
-    if any(not near(weight, last, 1e-2) for weight in by_pass.values()):
-        counts = " : ".join(f"{weight / (last or 1.0):.3g}" for weight in by_pass.values())
-        return f"accumulated passes have unequal weights in the gradient of {{}} ({counts})"
-    return None
-
-
-def _is_local(each: Exchanged) -> bool:
-    """Return whether all ranks use their own gradient of a tensor."""
-    return all(fit is not None and is_own(fit, rank) for rank, fit in each.weights.items())
-
-
-def _of_pass(fit: Weights, place: int) -> Weights:
-    return {key: weight for key, weight in fit.items() if key[1] == place}
-
-
-def _sums(fit: Weights, part: int) -> dict[int, float]:
-    """Return the weights by rank (part 0) or by pass (part 1)."""
-    found: dict[int, float] = {}
-    for key, weight in fit.items():
-        found[key[part]] = found.get(key[part], 0.0) + weight
-    return found
 
 
 def _checksums(states: Sequence[State]) -> dict[TensorPart, int]:

@@ -22,16 +22,36 @@ _EQUAL = 1e-4  # relative difference of two weights of rows
 _ONE = 1e-3
 # A sum is divided by nearly the number of its elements, such as with the first labels of sentences.
 _NEARLY_ONE = (0.8, 1.25)
+# Kinds of findings about the weights of all rows together, and that the learning rate answers them.
+_TOTALS = {"summed", "passes", "total"}
+MADE_UP = "made-up"
 _MANY_TERMS = 8  # in a pass: the loss has a term for each row
 _WORDS = {"NllLoss": "cross entropy", "NllLoss2D": "cross entropy", "MseLoss": "MSE"}
 
 
-def row_weights(steps: Mapping[int, OwnStep], factor: float, ranks: int) -> Iterator[RankFinding]:
+def row_weights(
+    steps: Mapping[int, OwnStep], factor: float, ranks: int, scale: float | None = None
+) -> list[RankFinding]:
     """Compare the weights that the losses of ranks give to their rows.
 
-    factor: the used gradient is so many times the mean of the ranks' own ones.
+    factor: the used gradient is so many times the mean of the ranks' own ones. scale: by which the
+    learning rate of a linear step is that of the reference, which may make up for another sum of
+    weights; None: it is the same.
     """
-    yield from _RowWeights(list(steps.values()), factor, ranks).findings()
+    every = list(steps.values())
+    found = list(_RowWeights(every, factor, ranks).findings())
+    totals = [each for each in found if each.kind in _TOTALS]
+    if scale is None or not totals or any(u.before_clip for each in every for u in each.used):
+        return found
+    scaled = list(_RowWeights(every, factor * scale, ranks).findings())
+    if any(each.kind in _TOTALS for each in scaled):
+        return found
+    reason = (
+        f"the weights of all rows add up to {1 / scale:.3g}, and the learning rate is {scale:.3g} "
+        "times that of the reference, which makes the same step"
+    )
+    made_up = RankFinding(level=Level.REMARK, kind=MADE_UP, step=every[0].step, reason=reason)
+    return [*scaled, made_up]
 
 
 class _RowWeights:

@@ -22,15 +22,14 @@ _FAULTS = {"gradient", "loss", "update", "replicas"}
 _LEVELS = {"module": Level.WEAKER, "loss": Level.WEAKER, "inputs": Level.SUSPICION}  # of others
 # Findings of ranks that explain a difference from the reference, by its kind.
 _EXPLAINS = {
-    "gradient": {"constant-buffers", "clipped-scaled", "terms"},
+    "gradient": {"constant-buffers", "clipped-scaled", "combined", "terms"},
     "loss": {"constant-buffers", "gathered", "terms"},
-    "update": {"clipped-scaled"},
+    "update": {"clipped-scaled", "rate"},
     "module": {"constant-buffers"},
 }
 # Kinds of training that are meant to differ from one process.
 _BY_DESIGN = {"averaged", "rounded", COMPRESSED, UNEVEN}
-# What gradients that are equal to those of one process do not excuse.
-_ALWAYS = {"exchange"}
+_NOTHING = "zero"  # gradients show nothing, also if they are those of one process
 _OTHER_MODULE = "reference module"  # kind of a finding
 
 # Findings that a user may know to be meant, by the names with which they are accepted.
@@ -52,12 +51,14 @@ ACCEPTABLE = {
     "mixed-rows": (Level.WEAKER, "mixed-rows"),
     "rows-of-all": (Level.WEAKER, "gathered"),
     "passes": (Level.WEAKER, "passes"),
+    "combined-losses": (Level.WEAKER, "combined"),
     "module": (Level.WEAKER, _OTHER_MODULE),
     "lost-gradient": (Level.SUSPICION, "gathered"),
     "zero-term": (Level.SUSPICION, "terms"),
     "divided-passes": (Level.SUSPICION, "passes"),
     "sum-of-ranks": (Level.SUSPICION, "summed"),
     "fewer-rows": (Level.SUSPICION, "rows"),
+    "rate": (Level.SUSPICION, "rate"),
 }
 _NAMES = {finding: name for name, finding in ACCEPTABLE.items()}
 
@@ -89,7 +90,7 @@ class Shown:
     @property
     def is_to_be_compared(self) -> bool:
         """Return whether a comparison of tensors may show more than the ranks do."""
-        nothing = any(e.level == Level.NOT_SHOWN and e.kind in _ALWAYS for e in self.findings)
+        nothing = any(each.kind == _NOTHING for each in self.findings)
         return Statement.EQUAL < self.statement < Statement.WRONG and not nothing
 
     @property
@@ -153,7 +154,7 @@ def shown(
     """
     found = list(ranks.findings)
     statement, by_reference = ranks.statement, True
-    is_zero = any(each.level == Level.NOT_SHOWN and each.kind in _ALWAYS for each in found)
+    is_zero = any(each.kind == _NOTHING for each in found)
     by_design = any(each.kind in _BY_DESIGN for each in found)
     drifts = any(each.level == Level.FAULT and each.kind == "drift" for each in found)
     if compared.kind == "start-of-rank" and drifts:

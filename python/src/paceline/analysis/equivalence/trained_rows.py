@@ -153,8 +153,13 @@ def rows_of_steps(
     reference: Sequence[TrainedRows], ranks: Sequence[TrainedRows]
 ) -> list[list[list[int]]]:
     """Return the rows of each step: of the reference, then of each rank; see `samples_fault`."""
-    one = [_of_step(step) for step in zip(*(each.steps for each in reference), strict=False)]
+    one = rows_together(reference)
     return [list(step) for step in zip(one, *(each.steps for each in ranks), strict=False)]
+
+
+def rows_together(ranks: Sequence[TrainedRows]) -> list[list[int]]:
+    """Return the rows of all ranks in each step, once where ranks have the same ones."""
+    return [_of_step(step) for step in zip(*(each.steps for each in ranks), strict=False)]
 
 
 def words_of(ranks: int) -> str:

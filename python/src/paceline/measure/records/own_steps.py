@@ -9,8 +9,9 @@ tensors are (`observed`): each rank reads those of the reference and keeps numbe
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -233,6 +234,19 @@ class ComparedTensor:
     # of a change: the part of the difference at elements whose gradient is nothing but roundings
     noise_l2: float = 0.0
 
+    def times(self, scale: float) -> ComparedTensor:
+        """Return how `scale` times this rank's tensor differs from the reference's."""
+        if scale == 1:
+            return self
+        factor, square = self.factor or 0.0, self.l2**2
+        own_square = self.difference_l2**2 + (2 * factor - 1) * square
+        difference_square = scale**2 * own_square + (1 - 2 * scale * factor) * square
+        return replace(
+            self,
+            difference_l2=math.sqrt(max(0.0, difference_square)),
+            factor=None if self.factor is None else scale * factor,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
@@ -256,6 +270,8 @@ class Update:
     inputs: list[list[float]] = field(default_factory=list)  # some numbers of each row, unchanged
     # outputs of modules that could not be compared row by row
     has_unknown_rows: bool = False
+    kind: str = ""  # class of the optimiser
+    options: list[dict[str, float | str]] = field(default_factory=list)  # of its groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

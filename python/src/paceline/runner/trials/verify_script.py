@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from paceline.analysis.equivalence.module_calls import Kind
 from paceline.analysis.equivalence.observed import LayoutFinding, judge
+from paceline.analysis.equivalence.options import OptionsComparison, compared_options
 from paceline.analysis.equivalence.own_checks import Level, RankFinding
 from paceline.analysis.equivalence.ranks import ONE_RANK, RanksFinding, Statement, judge_ranks
 from paceline.analysis.equivalence.shown import REFERENCE_SHOWN, Shown, shown
@@ -226,6 +227,10 @@ class Reference:
             finding = judge(self._observed, self._rounded, found, trained)
         return finding
 
+    def options(self, files: TrialFiles) -> OptionsComparison:
+        """Compare the options of a layout's optimisers with those of the reference."""
+        return compared_options(self._observed, _observed(files), (self.rows, _rows(files)))
+
     def changed_rows(self, files: TrialFiles) -> list[RankFinding]:
         """Find rows of a layout that are none of the reference's."""
         ranks, reference = (_rows(files), _observed(files)), (self.rows, self._observed)
@@ -256,7 +261,8 @@ def verified_layout(
     of_rows = of_rows or reference.changed_rows(compared)
     ranks = ONE_RANK
     if trial.placement.ranks > 1:
-        ranks = judge_ranks(_own_steps(own), observe.steps, of_rows)
+        options = reference.options(own)
+        ranks = judge_ranks(_own_steps(own), observe.steps, of_rows, options)
         if outcome.status == "ok" and ranks.statement < Statement.NOT_SHOWN:
             ranks = _with_other_step(trainings, trial, reference, own, of_rows, ranks)
     if outcome.status != "ok":
@@ -288,7 +294,8 @@ def _with_other_step(
         again = _equal(trial, f"{trial.id}.{_LAST}", reference.equalising.unaltered, to_the_end)
         outcome, files = trainings.run(again)
         if outcome.status == "ok":
-            return judge_ranks(_own_steps(files), observe.steps, of_rows)
+            options = reference.options(files)
+            return judge_ranks(_own_steps(files), observe.steps, of_rows, options)
     reason = (
         f"step {step + 1} has other numbers of rows than the first ones, and was not compared; "
         "--steps would"

@@ -40,6 +40,7 @@ from paceline.train.rank.script.modules import (
     parameter_names,
     without_wrappers,
 )
+from paceline.train.rank.script.own_states import options_of
 from paceline.train.rank.script.phases import (
     around_steps,
     first_loss,
@@ -60,6 +61,8 @@ _LOW_PRECISION = {torch.bfloat16, torch.float16}
 # Share of the largest gradient of a tensor below which that of an element is nothing but roundings.
 # The second: if modules computed with less precision.
 _NOISE, _NOISE_LOW_PRECISION = 2.0**-16, 2.0**-6
+# Options of optimisers that choose among implementations of the same step.
+_IMPLEMENTATIONS = {"foreach", "fused", "capturable", "differentiable"}
 # Of the inputs of a step.
 _KEPT_ROWS, _KEPT_NUMBERS = 256, 16
 # Elements that are compared at once: what is computed of them stays in a core's cache.
@@ -325,6 +328,8 @@ class Observer:
                 begin=self._begin,
                 inputs=self._inputs,
                 has_unknown_rows=self._has_unknown_rows,
+                kind=type(optimizer).__name__,
+                options=_options(optimizer),
             )
         )
         self._steps[number] += 1
@@ -498,14 +503,31 @@ def _is_layer(module: nn.Module) -> bool:
     return own is not None or next(module.children(), None) is None
 
 
+def _options(optimizer: Optimizer) -> list[dict[str, float | str]]:
+    """Return the options of each group that its class defines, and that change what is computed."""
+    kept = optimizer.defaults.keys() - _IMPLEMENTATIONS
+    found = map(options_of, optimizer.param_groups)
+    return [{name: value for name, value in each.items() if name in kept} for each in found]
+
+
 def _are_apart(gradient: Sequence[ComparedTensor], step: int) -> bool:
     """Return whether gradients differ by more than any limit allows, as those of other samples do.
 
-    The judgement of the whole training ends with this step then, whatever follows.
+    The judgement of the whole training ends with this step then, whatever follows. It may go on
+    where all are one multiple of the reference's, and the learning rate makes up for it.
     """
     whole = math.hypot(*(each.l2 for each in gradient))
     limit = MOST_DIFFERENCE * (step + 1)
-    return any(each.difference_l2 > limit * (each.l2 + NOISE_SHARE * whole) for each in gradient)
+    products = sum((each.factor or 0.0) * each.l2**2 for each in gradient)
+    multiple = products / whole**2 if 0 < whole < math.inf else 1.0
+    return all(
+        any(
+            each.times(1 / scale).difference_l2 > limit * (each.l2 + NOISE_SHARE * whole)
+            for each in gradient
+        )
+        for scale in (1.0, multiple)
+        if scale
+    )
 
 
 def compared(

@@ -7,6 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -260,14 +261,19 @@ class States:
         return [
             Group(
                 names=sorted({names.get(id(p), "") for p in group["params"]}),
-                options={
-                    key: text
-                    for key, value in group.items()
-                    if key != "params" and (text := _option(value)) is not None
-                },
+                options=options_of(group),
             )
             for group in optimizer.param_groups
         ]
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, float | str]:
+    """Return the options of a group of an optimiser, without its parameters."""
+    return {
+        key: text
+        for key, value in group.items()
+        if key != "params" and (text := _option(value)) is not None
+    }
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
