@@ -69,6 +69,7 @@ def one_process(steps=2, modules=None, **more):
     )
 
 
+APART = tensors(factor=0.9, difference=0.9)
 ROUNDED = Observed(
     initial=tensors(),
     updates=[
@@ -108,6 +109,29 @@ def test_equal_steps_pass_with_their_number():
     assert result.largest < 1e-3
 
 
+def test_optimisers_may_exchange_gradients_in_their_step():
+    own = [{"gradient": tensors(factor=0.7, crc32=n, difference=0.9)} for n in (1, 2)]
+    assert found(ranks(*own)).passed is True
+    apart = [{**each, "change": APART} for each in own]
+    assert found(ranks(*apart)).passed is False
+    # A sum moves weights as the mean does, if the optimiser divides by the size of the gradient.
+    multiples = [{"gradient": tensors(factor=2.0, crc32=n)} for n in (1, 2)]
+    assert found(ranks(*multiples)).passed is False
+
+
+def test_a_stage_that_multiplies_its_gradients_is_the_cause():
+    stages = ranks()
+    for stage, name, factor in zip(stages, NAMES, (1.2, 1.8), strict=True):
+        for each in stage.updates:
+            for kind in ("gradient", "change", "weights"):
+                own = [e for e in getattr(each, kind) if e.name == name]
+                object.__setattr__(each, kind, own)
+            object.__setattr__(each, "gradient", [tensor(name, factor=factor)])
+    result = found(stages)
+    assert result.passed is False
+    assert "by a norm of their own: 1.2 on rank 0, 1.8 on rank 1" in result.reason
+
+
 def test_rounding_passes_up_to_four_times_the_measured_change():
     wide = dataclasses.replace(
         ROUNDED, updates=[update(0, SAMPLES, gradient=tensors(difference=2.0**-9))]
@@ -133,8 +157,8 @@ def test_rounding_passes_up_to_four_times_the_measured_change():
         (ranks({"gradient": tensors(factor=3.0)}, scale=6.0), {}, "is 3.00 times as large"),
         (
             ranks(
-                {"gradient": tensors(factor=0.7, crc32=2, difference=0.9)},
-                {"gradient": tensors(factor=1.3, difference=0.9)},
+                {"gradient": tensors(factor=0.7, crc32=2, difference=0.9), "change": APART},
+                {"gradient": tensors(factor=1.3, difference=0.9), "change": APART},
             ),
             {},
             "was not exchanged",
@@ -200,7 +224,7 @@ def test_a_loss_that_differs_by_no_factor_is_no_matter_of_weights():
 
     weights = found(of_head(1, [6.0, 3.0]))
     assert (weights.kind, weights.module) == ("gradient", "head")
-    assert "ranks weight samples differently" in weights.reason
+    assert "samples have unequal weights on the ranks" in weights.reason
     targets = found(of_head(1, [2.0, 1.9]))
     assert (targets.kind, targets.module) == ("loss", "head")
     assert "samples have other targets" in targets.reason

@@ -28,6 +28,7 @@ Kind = Literal[
     "samples",
     "inputs",
     "random",
+    "statistics",
     "module",
     "loss",
     "gradient",
@@ -93,8 +94,7 @@ class ModuleComparison:
         own = self._own_numbers(step)
         for call in theirs:
             if self._differs(call, "forward", rounded, own):
-                is_known = _normalises(call) or "Dropout" in call.kind
-                return ModuleDifference(call, "random" if is_known else "module", _of_output(call))
+                return ModuleDifference(call, _kind_of_output(call), _of_output(call))
         with_gradient = [call for call in reversed(theirs) if call.backward is not None]
         for call in with_gradient:
             if self._differs(call, "backward", rounded, own):
@@ -171,6 +171,12 @@ class ModuleComparison:
         return float(np.linalg.norm(ours - theirs)) / scale > max(2.0**-11 * (call.step + 1), room)
 
 
+def _kind_of_output(module: ModuleCall) -> Kind:
+    if _normalises(module):
+        return "statistics"
+    return "random" if "Dropout" in module.kind else "module"
+
+
 def _of_output(module: ModuleCall) -> str:
     """Return what the first module that computes another output says about the cause."""
     if _normalises(module):
@@ -191,8 +197,8 @@ def _of_loss(call: ModuleCall, own: Numbers) -> ModuleDifference:
 
 def _of_weights(call: ModuleCall) -> ModuleDifference:
     sentence = (
-        f"outputs agree, but not the gradient of the loss at {call.name}: ranks weight samples "
-        "differently, as by a mean over the valid labels of each rank"
+        f"outputs agree, but not the gradient of the loss at {call.name}: samples have unequal "
+        "weights on the ranks, as by a mean over the valid labels of each rank"
     )
     return ModuleDifference(call, "gradient", sentence, is_of_loss=True)
 

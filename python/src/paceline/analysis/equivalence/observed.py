@@ -41,7 +41,7 @@ from paceline.measure.records.phases import MOST_DIFFERENCE, NOISE_SHARE, ROUNDI
 _SAME_SCALE = 1e-4  # relative difference of two numbers by which ranks multiply a gradient
 _EQUAL_START = 1e-6
 # Differences that follow from weights that differ.
-_OF_TENSORS = {"gradient", "update", "module", "random", "loss"}
+_OF_TENSORS = {"gradient", "update", "module", "random", "statistics", "loss"}
 _LOST_SHARE = 0.25  # of a step's change: what rounding of weights never reaches
 
 
@@ -191,7 +191,8 @@ class _Judgement:
         known = {each.name for found in self._ours for each in found.initial}
         missing = sorted(names - known)
         different = self._different_start()
-        if missing and different is not None and different.rank:
+        is_divided = missing or any(each.parts for each in self._ours)
+        if is_divided and different is not None and different.rank:
             return self._start_of_rank(different)
         if missing:
             unknown = sorted({name for found in self._ours for name in found.unknown})
@@ -247,6 +248,8 @@ class _Judgement:
         if before is not None:
             return before
         gradient = self._first_difference(theirs, self._made_up(theirs, own), "gradient")
+        if gradient is not None and samples is None and self._is_inside(theirs, own, gradient):
+            gradient = None
         if gradient is None and samples is None:
             weights = self._first_difference(theirs, own, "change")
             if weights is not None:
@@ -267,6 +270,17 @@ class _Judgement:
         if factor is None or not math.isclose(factor * scale, 1.0, rel_tol=SAME_FACTOR):
             return own
         return [replace(e, gradient=[g.times(scale) for g in e.gradient]) for e in own]
+
+    def _is_inside(self, theirs: Update, own: Sequence[Update], gradient: ComparedTensor) -> bool:
+        """Return whether optimisers exchange gradients in their step, and make the right one.
+
+        Ranks have gradients of their own before it, or one rank alone has the tensor.
+        """
+        has_own = _ranks_with(own, gradient.name) < len(own)
+        has_own |= not _equal_on_ranks(own, gradient.name)
+        if not has_own or _is_multiple(gradient) or not all(each.change for each in own):
+            return False
+        return self._first_difference(theirs, own, "change") is None
 
     def _before_gradient(
         self, theirs: Update, own: Sequence[Update], *, has_samples: bool
@@ -393,15 +407,25 @@ class _Judgement:
         factor = _common(factors)
         reduction = self._of_reduction(theirs, own, worst, factor, is_exchanged=is_exchanged)
         by = "" if factor is None else f" (factor {factor:.2f})"
+        # Modules that normalise the rows of each rank compute other outputs, and may be meant to.
+        is_exact = self._have_all_rows(theirs.step) and not _draw_others(theirs, own)
+        is_fault = reduction or (first.kind == "module" and is_exact)
         return LayoutFinding(
             passed=False,
-            kind="gradient" if reduction else first.kind,
+            kind="gradient" if is_fault else first.kind,
             reason=f"the gradient of {worst.name} differs{by}: {reduction or first.sentence}",
             step=theirs.step,
             module=None if first.module is None else first.module.name,
             tensor=worst.name,
             factor=factor,
         )
+
+    def _have_all_rows(self, step: int) -> bool:
+        """Return whether each rank trains on all rows of the reference, as divided layers do."""
+        if step >= len(self._rows):
+            return False
+        whole, *ranks = self._rows[step]
+        return all(Counter(each) == Counter(whole) for each in ranks)
 
     def _of_reduction(
         self,
@@ -420,11 +444,12 @@ class _Judgement:
         tied = (names for found in self._ours for names in found.tied if worst.name in names)
         names = next(tied, [])
         counts = [] if is_whole else sorted({len(each.samples or ()) for each in own})
-        scales = _own_scales(own, worst.name)
+        scales = _own_scales(own, worst.name) or _scales_of_parts(own)
         by_rank = ", ".join(f"{scale:.4g} on rank {rank}" for rank, scale in enumerate(scales))
+        what = f"that of {worst.name}" if _ranks_with(own, worst.name) > 1 else "their gradients"
         how = "by numbers of their own, as by a norm of their own"
         causes = (
-            (scales, f"ranks multiply that of {worst.name} {how}: {by_rank}"),
+            (scales, f"ranks multiply {what} {how}: {by_rank}"),
             (
                 not is_exchanged,
                 f"ranks have gradients of their own, that of {worst.name} was not exchanged",
@@ -454,6 +479,11 @@ class _Judgement:
             (any(each.clipped for each in own), "gradients were clipped before they were reduced"),
         )
         return next((sentence for applies, sentence in causes if applies), None)
+
+
+def _draw_others(theirs: Update, own: Sequence[Update]) -> bool:
+    """Return whether a rank draws other random numbers than the reference."""
+    return any(each.generators != theirs.generators for each in own)
 
 
 def _key(update: Update) -> tuple[int, int]:
@@ -497,12 +527,30 @@ def _own_scales(own: Sequence[Update], name: str) -> list[float]:
     return scales if len(scales) == len(own) and differ else []
 
 
+def _scales_of_parts(own: Sequence[Update]) -> list[float]:
+    """Return the factor that all gradients of each rank share, where they have other tensors."""
+    scales = []
+    for update in own:
+        factors = [e.factor for e in update.gradient if e.factor is not None and e.l2]
+        common = _common(factors) if all(map(_is_multiple, update.gradient)) else None
+        if common is None:
+            return []
+        scales.append(common)
+    names = [{each.name for each in update.gradient} for update in own]
+    differ = any(not math.isclose(s, scales[0], rel_tol=_SAME_SCALE) for s in scales)
+    return scales if differ and any(each != names[0] for each in names) else []
+
+
 def _is_multiple(tensor: ComparedTensor) -> bool:
     """Return whether it is a multiple of the reference's tensor."""
     if tensor.factor is None:
         return False
     apart = abs(tensor.factor - 1) * tensor.l2
     return math.isclose(tensor.difference_l2, apart, rel_tol=SAME_FACTOR)
+
+
+def _ranks_with(own: Sequence[Update], name: str) -> int:
+    return sum(any(each.name == name for each in update.gradient) for update in own)
 
 
 def _equal_on_ranks(own: Sequence[Update], name: str) -> bool:

@@ -450,7 +450,10 @@ class _Judgement:
         if inside:
             wrong = [each for each in wrong if each not in inside]
             what = some(sorted({each.place.name for each in inside}))
-            reason = f"the optimiser exchanges the gradient of {what} itself, inside its step"
+            reason = (
+                f"the gradient of {what} is each rank's own before the step, and weights stay "
+                "equal: the optimiser exchanges it itself, or one rank sends what it has made"
+            )
             yield RankFinding(level=Level.NOT_SHOWN, kind="inside", step=step, reason=reason)
         if not found:
             reason = "no gradient of a rank by itself was seen"

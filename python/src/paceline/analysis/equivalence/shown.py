@@ -22,8 +22,8 @@ _FAULTS = {"gradient", "loss", "update", "replicas"}
 _LEVELS = {"module": Level.WEAKER, "loss": Level.WEAKER, "inputs": Level.SUSPICION}  # of others
 # Findings of ranks that explain a difference from the reference, by its kind.
 _EXPLAINS = {
-    "gradient": {"constant-buffers", "clipped-scaled", "combined", "terms"},
-    "loss": {"constant-buffers", "gathered", "terms"},
+    "gradient": {"constant-buffers", "clipped-scaled", "combined", "inside", "terms"},
+    "loss": {"constant-buffers", "gathered", "inside", "terms"},
     "update": {"clipped-scaled", "rate"},
     "module": {"constant-buffers"},
 }

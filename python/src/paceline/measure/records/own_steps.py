@@ -296,6 +296,7 @@ class Observed:
     tied: list[list[str]] = field(default_factory=list)  # names of one parameter
     # names that the reference does not have, or with another shape
     unknown: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)  # tensors that the script divides among ranks
     low_precision: bool = False  # a module computed in bf16 or fp16
 
 

@@ -10,7 +10,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.train.rank.script.batches import BatchCounter, checksums, rows_of, samples_of
+from paceline.train.rank.script.batches import (
+    BatchCounter,
+    checksums,
+    places_in,
+    rows_of,
+    samples_of,
+)
 
 
 @pytest.fixture
@@ -272,3 +278,13 @@ def test_calls_within_a_transform_of_torch_are_left_out(counter):
     assert counter.take() is None
     passed(model, rows(4))
     assert counter.take() == 4
+
+
+def test_rows_of_a_module_are_found_in_the_batch():
+    inputs, labels = torch.arange(12.0).reshape(6, 2), torch.arange(6)
+    batch = [inputs, labels]
+    assert places_in(batch, (inputs[1::2],)) == [1, 3, 5]
+    assert places_in(batch, (inputs[:2] + 0.5,)) == []
+    assert places_in([torch.zeros(6, 2)], (torch.zeros(2, 2),)) == []  # each row may be any one
+    assert places_in(batch, (inputs[:, :1],)) == []
+    assert places_in(batch, ()) == []

@@ -16,7 +16,7 @@ from paceline.measure.records.own_steps import Observed
 from paceline.plan.trials.trial import Observation
 from paceline.train.rank.script.batches import checksums
 from paceline.train.rank.script.observer import Observer, per_sample
-from paceline.train.rank.script.tensors import Checksums
+from paceline.train.rank.script.tensors import Checksums, Part, parts_of
 
 
 def observed(folder, train, *, rank=0, reference=None, rounded=False):
@@ -32,6 +32,36 @@ def observed(folder, train, *, rank=0, reference=None, rounded=False):
     found = document(own.observed, Observed)
     assert found is not None
     return found
+
+
+class Divided(nn.Module):
+    """Two layers, of which a rank has a part of the numbers between them; parts: of all."""
+
+    def __init__(self, part=0, parts=1):
+        super().__init__()
+        up, down = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.up = nn.Parameter(up.weight.detach().chunk(parts, 0)[part].clone())
+        self.shift = nn.Parameter(torch.zeros(6 // parts))
+        self.down = nn.Parameter(down.weight.detach().chunk(parts, 1)[part].clone())
+
+    def forward(self, inputs):
+        hidden = nn.functional.linear(inputs, self.up, self.shift)
+        return nn.functional.linear(hidden, self.down)
+
+
+def of_part(part=0, parts=1, scale=1.0):
+    """A training of a part, whose gradients are those of the whole, as the model is linear."""
+
+    def train():
+        torch.manual_seed(2)
+        model = Divided(part, parts)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for rows in torch.randn(2, 8, 4):
+            optimizer.zero_grad()
+            (scale * model(rows)).sum().backward()
+            optimizer.step()
+
+    return train
 
 
 def training(steps=2, scale=1.0, share=slice(None)):
@@ -76,13 +106,13 @@ def test_another_trial_is_compared_with_it_tensor_by_tensor(tmp_path):
     assert not found.unknown
 
 
-def test_nothing_is_compared_behind_a_gradient_that_no_limit_allows(tmp_path):
+def test_nothing_is_compared_behind_a_step_that_no_limit_allows(tmp_path):
     whole = observed(tmp_path / "reference", training())
     found = observed(tmp_path / "other", training(scale=2.0), reference="reference")
     first, second = found.updates
     assert [each.factor for each in first.gradient] == pytest.approx(4 * [2.0])
-    later = [first.weights, first.change, second.gradient, second.weights, second.change]
-    assert not any(later)
+    assert [each.factor for each in first.change] == pytest.approx(4 * [2.0], rel=1e-4)
+    assert not any([second.gradient, second.weights, second.change])
     assert {each.step for each in found.calls} == {0}
     assert [each.samples for each in found.updates] == [each.samples for each in whole.updates]
     finding = judge([whole], [], [found])
@@ -222,3 +252,33 @@ def test_what_moves_elements_whose_gradient_is_nothing_but_roundings_is_known(
     [change] = found.updates[0].change
     assert change.noise_l2 == pytest.approx(change.difference_l2)
     assert (change.noise_l2 > 0.01) == (optimiser is torch.optim.Adam)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_part_of_a_tensor_is_compared_with_that_part(tmp_path, part):
+    whole = observed(tmp_path / "reference", of_part())
+    own = observed(tmp_path / "own", of_part(part, 2), rank=part, reference="reference")
+    assert (own.unknown, own.parts) == ([], ["down", "shift", "up"])
+    assert [each.name for each in own.initial] == ["up", "shift", "down"]
+    for update in own.updates:
+        assert [each.difference_l2 for each in update.gradient] == pytest.approx(3 * [0], abs=1e-5)
+        assert all(each.crc32 is None for each in update.gradient)
+    assert judge([whole], [], [own]).passed is True
+    other = observed(tmp_path / "other", of_part(part, 2, 1.5), rank=part, reference="reference")
+    assert judge([whole], [], [other]).factor == pytest.approx(1.5)
+
+
+def test_parts_are_known_by_their_values():
+    wholes = {
+        "a": torch.arange(12.0).reshape(4, 3),
+        "zeros": torch.zeros(4),
+        "others": torch.ones(4),
+        "uneven": torch.ones(5),
+    }
+    halves = {"a": wholes["a"][2:], "zeros": torch.zeros(2), "others": torch.zeros(2)}
+    second = Part(0, 1, 2)
+    assert parts_of({**halves, "uneven": torch.ones(2)}, wholes) == {"a": second, "zeros": second}
+    assert torch.equal(second.of(wholes["a"]), halves["a"])
+    assert parts_of({"zeros": torch.zeros(2)}, wholes) == {}  # of either rank
+    assert parts_of({"a": wholes["a"]}, wholes) == {}
+    assert parts_of({"a": wholes["a"][:2, :1]}, wholes) == {}

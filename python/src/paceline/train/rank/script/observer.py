@@ -31,7 +31,13 @@ from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.own_steps import ComparedTensor, ModuleCall, Observed, Update
 from paceline.measure.records.phases import MOST_DIFFERENCE, NOISE_SHARE
 from paceline.plan.trials.trial import Observation, RankContext
-from paceline.train.rank.script.batches import checksums, rows_of, samples_of, tensors_in
+from paceline.train.rank.script.batches import (
+    checksums,
+    places_in,
+    rows_of,
+    samples_of,
+    tensors_in,
+)
 from paceline.train.rank.script.modules import (
     CalledModules,
     flat_parameters,
@@ -50,7 +56,14 @@ from paceline.train.rank.script.phases import (
     replaced,
 )
 from paceline.train.rank.script.resume_state import generators
-from paceline.train.rank.script.tensors import Checksums, gradient_of, whole, whole_of
+from paceline.train.rank.script.tensors import (
+    Checksums,
+    Part,
+    gradient_of,
+    parts_of,
+    whole,
+    whole_of,
+)
 from paceline.train.training.tensors import save_tensors
 
 # Relative change of the outputs of a first module: 16 units of roundoff of fp32, and one of the
@@ -94,6 +107,7 @@ class Observer:
         self._models: dict[str, nn.Module] = {}
         self._names: dict[int, list[str]] = {}
         self._flat: list[FlatParameter] = []
+        self._parts: dict[str, Part] = {}  # of tensors that the script divides among ranks
         self._optimizers: list[Optimizer] = []
         self._steps: list[int] = []  # of each optimiser
         self._before: dict[str, Tensor] = {}  # weights before the step that is under way
@@ -102,6 +116,7 @@ class Observer:
         self._is_apart = False  # see `_are_apart`: no tensor is compared from then on
         self._rounding: dict[str, Tensor] = {}  # elements of it that are nothing but roundings
         self._batch: list[str] | None = None  # checksums of the samples of the last batch
+        self._batch_tensors: list[Tensor] = []  # of that batch, with a row for each sample
         self._samples: list[str] = []  # of all batches since the last step
         self._calling: list[nn.Module] = []  # modules whose forward pass is under way
         self._part: list[str] | None = None  # samples of an outermost call with a part of the batch
@@ -150,7 +165,7 @@ class Observer:
         return batch
 
     def _take(self, batch: Any) -> None:
-        self._batch = checksums(batch)
+        self._batch, self._batch_tensors = checksums(batch), samples_of(batch)
         self._samples += self._batch or []
         self._covered = {}
 
@@ -190,7 +205,7 @@ class Observer:
         return needs_gradient and has_messages(self._operations, ["recv"])
 
     def _part_of_batch(self, module: nn.Module, inputs: tuple[Any, ...]) -> list[str] | None:
-        """Return the samples of a call that has a part of the batch: the next ones of the module.
+        """Return the samples of a call that has a part of the batch: by its rows, or the next ones.
 
         None if it has the whole batch. A stage that gets no batch itself has them by their places.
         """
@@ -201,6 +216,8 @@ class Observer:
         if self._batch is None:
             self._covered[id(module)] = begin + rows
             return [f"#{place}" for place in range(begin, begin + rows)]
+        if places := places_in(self._batch_tensors, inputs):
+            return [self._batch[place] for place in places]
         if begin + rows > len(self._batch):
             begin = 0
         self._covered[id(module)] = begin + rows
@@ -263,6 +280,7 @@ class Observer:
         weights = self._weights(optimizer) if is_first or not self._is_apart else {}
         if is_first:
             theirs = self._reference_at(f"initial-{number}", weights)
+            self._parts |= {} if self._keeps else parts_of(weights, theirs)
             self._found.initial += self._compared(weights, theirs, hashed=False)
         if self._is_apart:
             return
@@ -296,11 +314,8 @@ class Observer:
         if not moved or not path.exists():
             return []
         theirs = load_file(path)
-        return [
-            compared(name, weights[name], theirs[name])
-            for name in moved
-            if name in theirs and theirs[name].shape == weights[name].shape
-        ]
+        pairs = [(n, weights[n], self._part_of(n, theirs[n])) for n in moved if n in theirs]
+        return [compared(n, own, other) for n, own, other in pairs if own.shape == other.shape]
 
     def _after_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
         self._checksums.forget()
@@ -311,6 +326,9 @@ class Observer:
             self._compare_gradients(optimizer, number)
         step = self._steps[number]
         moved, change = ([], []) if self._is_apart else self._compared_weights(optimizer, number)
+        # An optimiser may exchange gradients itself, inside its step.
+        are_apart = _are_apart(self._gradient or [], step) and _are_apart(change, step)
+        self._is_apart |= are_apart and not self._sharded()
         reduced = [each.arrived_unix_s for each in self._operations.ended()]
         clipped = self._clipped_unix_s
         self._found.updates.append(
@@ -333,7 +351,7 @@ class Observer:
             )
         )
         self._steps[number] += 1
-        self._batch, self._samples, self._losses = None, [], []
+        self._batch, self._batch_tensors, self._samples, self._losses = None, [], [], []
         self._clipped_unix_s, self._drew = None, False
         self._part, self._covered, self._calling = None, {}, []
         self._inputs, self._has_unknown_rows = [], False
@@ -367,8 +385,6 @@ class Observer:
         point = f"gradient-{number}-{self._steps[number]}"
         theirs = self._reference_at(point, found)
         self._gradient = self._compared(found, theirs)
-        step = self._steps[number]
-        self._is_apart = _are_apart(self._gradient, step) and not self._sharded()
         self._rounding = {} if self._keeps else self._noise(found, theirs)
 
     def _float_buffers(self) -> dict[str, Tensor]:
@@ -388,8 +404,14 @@ class Observer:
         return {
             name: noise
             for name, ours in gradient.items()
-            if name in theirs and (noise := _rounding(ours, theirs[name], share)) is not None
+            if name in theirs
+            and (noise := _rounding(ours, self._part_of(name, theirs[name]), share)) is not None
         }
+
+    def _part_of(self, name: str, whole: Tensor) -> Tensor:
+        """Return what this rank has of a tensor of the reference."""
+        part = self._parts.get(name)
+        return whole if part is None else part.of(whole)
 
     def _reference_at(self, point: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the reference's tensors at a point of the training: those given, or its file's.
@@ -421,12 +443,12 @@ class Observer:
         noise = {} if before is None else self._rounding
         found = []
         for name, ours in tensors.items():
-            reference = theirs.get(name)
+            reference = self._part_of(name, theirs[name]) if name in theirs else None
             if reference is None or reference.shape != ours.shape:
                 if name not in self._found.unknown:
                     self._found.unknown.append(name)
                 continue
-            is_hashed = hashed and name not in sharded
+            is_hashed = hashed and name not in sharded and name not in self._parts
             found.append(
                 compared(
                     name,
@@ -462,6 +484,7 @@ class Observer:
             for step, module, samples, forward, backward in self._calls
             if id(module) in names
         ]
+        self._found.parts = sorted(self._parts)
         self._found.tied = [each for each in self._names.values() if len(each) > 1]
         write_json(self._own.observed, self._found)
 
@@ -510,24 +533,15 @@ def _options(optimizer: Optimizer) -> list[dict[str, float | str]]:
     return [{name: value for name, value in each.items() if name in kept} for each in found]
 
 
-def _are_apart(gradient: Sequence[ComparedTensor], step: int) -> bool:
-    """Return whether gradients differ by more than any limit allows, as those of other samples do.
+def _are_apart(tensors: Sequence[ComparedTensor], step: int) -> bool:
+    """Return whether gradients or changes differ by more than any limit allows, as those of other
+    samples do.
 
-    The judgement of the whole training ends with this step then, whatever follows. It may go on
-    where all are one multiple of the reference's, and the learning rate makes up for it.
+    The judgement of the whole training ends with this step then, whatever follows.
     """
-    whole = math.hypot(*(each.l2 for each in gradient))
+    whole = math.hypot(*(each.l2 for each in tensors))
     limit = MOST_DIFFERENCE * (step + 1)
-    products = sum((each.factor or 0.0) * each.l2**2 for each in gradient)
-    multiple = products / whole**2 if 0 < whole < math.inf else 1.0
-    return all(
-        any(
-            each.times(1 / scale).difference_l2 > limit * (each.l2 + NOISE_SHARE * whole)
-            for each in gradient
-        )
-        for scale in (1.0, multiple)
-        if scale
-    )
+    return any(each.difference_l2 > limit * (each.l2 + NOISE_SHARE * whole) for each in tensors)
 
 
 def compared(

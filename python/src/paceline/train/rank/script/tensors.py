@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -198,3 +199,47 @@ def whole(tensor: Tensor) -> Tensor:
     if found.layout != torch.strided:
         found = found.to_dense()
     return found.to("cpu", torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which one of equal parts along a dimension of a tensor a rank has."""
+
+    dimension: int
+    place: int
+    parts: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return tensor.chunk(self.parts, self.dimension)[self.place]
+
+
+def parts_of(tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor]) -> dict[str, Part]:
+    """Return which part of a whole tensor each tensor is, by its values.
+
+    A tensor that is equal to several parts has the place of the others; without one it is left out.
+    """
+    found = {
+        name: each
+        for name, tensor in tensors.items()
+        if name in wholes and (each := _equal_parts(tensor, wholes[name]))
+    }
+    places = {each[0].place for each in found.values() if len(each) == 1}
+    return {
+        name: part
+        for name, each in found.items()
+        for part in each
+        if len(each) == 1 or places == {part.place}
+    }
+
+
+def _equal_parts(tensor: Tensor, whole: Tensor) -> list[Part]:
+    if tensor.dim() != whole.dim() or not tensor.numel():
+        return []
+    sizes = zip(tensor.shape, whole.shape, strict=True)
+    divided = [(d, own, of_all) for d, (own, of_all) in enumerate(sizes) if own != of_all]
+    if len(divided) != 1 or divided[0][2] % divided[0][1]:
+        return []
+    dimension, own, of_all = divided[0]
+    choices = [Part(dimension, place, of_all // own) for place in range(of_all // own)]
+    values = tensor.detach().to(whole)
+    return [each for each in choices if torch.equal(each.of(whole), values)]
