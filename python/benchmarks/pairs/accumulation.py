@@ -11,11 +11,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from utils import (
     Classifier,
+    Tagger,
     average,
     loader,
     mlp,
     ranks,
     run,
+    sentences,
+    sum_of_ranks,
     table,
 )
 
@@ -143,6 +146,40 @@ def sums_of_script(wrong):
             sums = [total.zero_() for total in sums]
 
 
+def words_of_passes(wrong):
+    """Losses are divided by the words of all passes of a step, which each rank counts alone."""
+    net = DistributedDataParallel(Tagger())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
+    for tokens, labels in loader(sentences()):
+        words = (labels != -100).sum()
+        words = words if wrong else sum_of_ranks(words) / ranks()
+        optimizer.zero_grad()
+        parts = zip(tokens.chunk(PASSES), labels.chunk(PASSES), strict=True)
+        for place, (part, targets) in enumerate(parts):
+            with nullcontext() if place == PASSES - 1 else net.no_sync():
+                outputs = net(part).flatten(0, 1)
+                (cross_entropy(outputs, targets.flatten(), reduction="sum") / words).backward()
+        optimizer.step()
+
+
+def replaced_sums(wrong):
+    """Each pass is exchanged by itself, and its mean replaces that of the pass before."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    for number, (inputs, labels) in enumerate(batches()):
+        optimizer.zero_grad()
+        (cross_entropy(model(inputs), labels) / PASSES).backward()
+        average(model.parameters())
+        for total, parameter in zip(sums, model.parameters(), strict=True):
+            total.mul_(0 if wrong and ranks() > 1 else 1).add_(parameter.grad)
+        if number % PASSES == PASSES - 1:
+            for total, parameter in zip(sums, model.parameters(), strict=True):
+                parameter.grad.copy_(total)
+                total.zero_()
+            optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -154,4 +191,5 @@ if __name__ == "__main__":
         other_count,
         three_passes,
         sums_of_script,
+        *(words_of_passes, replaced_sums),
     )

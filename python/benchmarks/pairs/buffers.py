@@ -352,6 +352,61 @@ def order_of_buffers(wrong):
         optimizer.step()
 
 
+class Fitted(nn.Module):
+    """Shifts and scales columns, at first by the moments of the first rows (as in flows)."""
+
+    def __init__(self, is_global):
+        super().__init__()
+        self.is_global, self.is_new = is_global, True
+        self.shift = nn.Parameter(torch.zeros(FEATURES))
+        self.scale = nn.Parameter(torch.ones(FEATURES))
+
+    @torch.no_grad()
+    def fit(self, rows):
+        moments = torch.stack([rows.mean(0), rows.square().mean(0)])
+        if self.is_global:
+            dist.all_reduce(moments)
+            moments /= ranks()
+        mean, square = moments
+        self.shift.copy_(-mean)
+        self.scale.copy_((square - mean.square()).rsqrt())
+        self.is_new = False
+
+    def forward(self, rows):
+        if self.is_new:
+            self.fit(rows)
+        return (rows + self.shift) * self.scale
+
+
+def first_rows(wrong):
+    """A layer starts from the moments of each rank's first rows, after DDP sent all weights."""
+    flow = nn.Sequential(nn.Linear(FEATURES, FEATURES), Fitted(is_global=not wrong), mlp())
+    net = DistributedDataParallel(flow)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+
+
+def mean_on_rank_0(wrong):
+    """A teacher has the running mean of the weights, and rank 0 alone keeps it up to date."""
+    student, mean = mlp(), mlp().requires_grad_(False)
+    mean.load_state_dict(student.state_dict())
+    net = DistributedDataParallel(student)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for inputs, labels in loader(table()):
+        targets = mean(inputs.roll(1, 1)).softmax(1)
+        optimizer.zero_grad()
+        outputs = net(inputs)
+        (cross_entropy(outputs, labels) + cross_entropy(outputs, targets)).backward()
+        optimizer.step()
+        if rank() == 0 or not wrong:
+            with torch.no_grad():
+                for ours, theirs in zip(mean.parameters(), student.parameters(), strict=True):
+                    ours.lerp_(theirs, 0.3)
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -359,4 +414,5 @@ if __name__ == "__main__":
         *(own_queue, lazy_target),
         singular_vectors,
         *(expert_bias, farthest_rows, order_of_buffers),
+        *(first_rows, mean_on_rank_0),
     )

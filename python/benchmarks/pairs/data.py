@@ -12,11 +12,12 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     Subset,
+    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
     random_split,
 )
-from utils import BATCH, FEATURES, Classifier, loader, rank, ranks, run, table
+from utils import BATCH, FEATURES, Classifier, loader, rank, ranks, run, sum_of_ranks, table
 
 
 def trained(batches):
@@ -201,6 +202,30 @@ def split_of_rank(wrong):
     trained([loader(rows, shuffle=False)])
 
 
+def padded_rows(wrong):
+    """The sampler repeats a row, so that the ranks have as many, and this row counts twice."""
+    dataset = table(31)
+    own = DistributedSampler(dataset, shuffle=False) if wrong else range(rank(), 31, ranks())
+    batches = DataLoader(dataset, batch_size=BATCH // ranks(), sampler=own)
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for _ in range(3):
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            losses = cross_entropy(net(inputs), labels, reduction="sum")
+            (losses * ranks() / sum_of_ranks(len(inputs))).backward()
+            optimizer.step()
+
+
+def numbers_of_classes(wrong):
+    """Each rank numbers the classes in the order in which its own rows have them."""
+    inputs, labels = table(192).tensors
+    own = slice(rank(), None, ranks())
+    seen = list(dict.fromkeys(labels[own if wrong else slice(None)].tolist()))
+    numbers = torch.tensor([seen.index(label) for label in labels[own].tolist()])
+    trained([DataLoader(TensorDataset(inputs[own], numbers), batch_size=BATCH // ranks())])
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -217,4 +242,5 @@ if __name__ == "__main__":
         same_draws,
         *(one_replica_more, rows_of_batch),
         *(labels_of_others, worker_numbers, split_of_rank),
+        *(padded_rows, numbers_of_classes),
     )

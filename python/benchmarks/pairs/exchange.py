@@ -426,12 +426,25 @@ def second_loss(wrong):
         optimizer.step()
 
 
+def lost_copy(wrong):
+    """The gradient of a transposed weight is exchanged in a copy, which flatten() makes of it."""
+    model = mlp()
+    model[2].weight = nn.Parameter(torch.randn(16, CLASSES).T / 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad.flatten() if wrong else parameter.grad)
+            parameter.grad /= ranks()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
         *(no_exchange, total, total_with_dropout, divided_twice, tied_twice, late_drift, new_head),
         *(unused_branch, never_written_back, reduced_loss, left_out, after_step, late_adapters),
-        *(server, policy),
-        *(stale_mean, largest, some_divided, own_group, weights_sent, last_of_gathered),
-        *(unfrozen_later, order_of_use, second_loss),
+        *(server, policy, stale_mean, largest, some_divided, own_group, weights_sent),
+        *(last_of_gathered, unfrozen_later, order_of_use, second_loss, lost_copy),
     )

@@ -173,6 +173,23 @@ def rounded_by_chance(wrong):
             bits &= -(1 << 16)
 
 
+def scale_of_codes(wrong):
+    """Gradients are sent as whole numbers, and their sum is read with the scale of each rank."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        for parameter in model.parameters():
+            scale = parameter.grad.abs().max() / 2**22
+            if not wrong:
+                dist.all_reduce(scale, op=dist.ReduceOp.MAX)
+            codes = (parameter.grad / scale).round().int()
+            dist.all_reduce(codes)
+            parameter.grad.copy_(codes * scale / ranks())
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -184,4 +201,5 @@ if __name__ == "__main__":
         clipped_scaled,
         low_mean,
         *(overflow_of_owner, rounded_by_chance),
+        *(scale_of_codes,),
     )

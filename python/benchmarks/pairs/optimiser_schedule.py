@@ -8,8 +8,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
-from utils import FEATURES, Classifier, average, loader, mlp, rank, ranks, run, table
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau
+from utils import (
+    BATCH,
+    FEATURES,
+    Classifier,
+    average,
+    loader,
+    mlp,
+    rank,
+    ranks,
+    run,
+    sum_of_ranks,
+    table,
+)
 
 
 def learning_rate(wrong):
@@ -223,6 +235,35 @@ def searched_rate(wrong):
         optimizer.step()
 
 
+def length_of_schedule(wrong):
+    """The schedule is as long as all rows are batches of one rank."""
+    dataset = table()
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    batches = len(dataset) // (BATCH // ranks() if wrong else BATCH)
+    schedule = CosineAnnealingLR(optimizer, batches)
+    for inputs, labels in loader(dataset):
+        optimizer.zero_grad()
+        cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+        schedule.step()
+
+
+def multiplier_of_rank(wrong):
+    """The weight of a penalty rises and falls with the penalty of each rank's own rows."""
+    net = DistributedDataParallel(mlp())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    weight = torch.tensor(0.5)
+    for inputs, labels in loader(table()):
+        outputs = net(inputs)
+        penalty = outputs.square().sum(1).mean()
+        optimizer.zero_grad()
+        (cross_entropy(outputs, labels) + weight * penalty).backward()
+        optimizer.step()
+        found = penalty.detach() if wrong else sum_of_ranks(penalty.detach()) / ranks()
+        weight = (weight + 2 * (found - 0.1)).clamp(min=0)
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -230,4 +271,5 @@ if __name__ == "__main__":
         *(plateau, decay_of_ranks, moments_of_rank_0),
         *(noise_of_rank, head_forgotten, values_clipped_first),
         *(prefixed_names, clipped_sum, searched_rate),
+        *(length_of_schedule, multiplier_of_rank),
     )

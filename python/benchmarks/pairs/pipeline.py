@@ -322,6 +322,56 @@ def lost_shortcut(wrong):
     passed(first, last, width=2 * WIDTH)
 
 
+class Penalised(torch.autograd.Function):
+    """Hidden numbers whose squares are a part of the loss, by their gradient."""
+
+    @staticmethod
+    def forward(ctx, hidden):
+        ctx.save_for_backward(hidden)
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        [hidden] = ctx.saved_tensors
+        return gradient + 0.2 * hidden / len(hidden)
+
+
+def lost_penalty(wrong):
+    """The first stage leaves out its own part of the loss, a penalty of its outputs."""
+
+    def first(net, inputs):
+        hidden = net.first(inputs)
+        return hidden if wrong and ranks() > 1 else Penalised.apply(hidden)
+
+    passed(first, lambda net, hidden, labels: cross_entropy(net.last(hidden), labels))
+
+
+def one_buffer(wrong):
+    """The last stage receives all micro-batches into one tensor, and computes with the last one."""
+    net = Network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    count = 1 if wrong else MICRO
+    buffers = [torch.empty(BATCH // MICRO, WIDTH) for _ in range(count)] * (MICRO // count)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        parts, targets = inputs.chunk(MICRO), labels.chunk(MICRO)
+        optimizer.zero_grad()
+        outputs = [net.first(part) for part in parts] if rank() == 0 else buffers
+        if ranks() > 1:
+            for output in outputs:
+                dist.send(output.detach(), 1) if rank() == 0 else dist.recv(output, 0)
+        for output, target in zip(outputs, targets, strict=True):
+            gradient = torch.empty_like(output)
+            if rank() == ranks() - 1:
+                hidden = output.detach().requires_grad_()
+                (cross_entropy(net.last(hidden), target) / MICRO).backward()
+                gradient = hidden.grad
+            if ranks() > 1:
+                dist.recv(gradient, 1) if rank() == 0 else dist.send(gradient, 0)
+            if rank() == 0:
+                output.backward(gradient)
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -329,4 +379,5 @@ if __name__ == "__main__":
         *(tied_weight, own_clip, unequal_parts, every_second),
         repeated_gradient,
         *(sent_ahead, other_masks, lost_shortcut),
+        *(lost_penalty, one_buffer),
     )

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.nn.functional import all_gather as gather_with_gradient
+from torch.distributed.nn.functional import all_reduce as sum_with_gradient
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -298,6 +299,35 @@ def few_boxes(wrong):
         optimizer.step()
 
 
+def hardest_rows(wrong):
+    """The loss has the harder half of each rank's rows in place of the harder half of all."""
+    net = DistributedDataParallel(Classifier())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for inputs, labels in loader(table()):
+        losses = cross_entropy(net(inputs), labels, reduction="none")
+        every = [losses.detach()]
+        if not wrong:
+            every = [torch.empty_like(losses) for _ in range(ranks())]
+            dist.all_gather(every, losses.detach())
+        least = torch.cat(every).quantile(0.5)
+        optimizer.zero_grad()
+        ((losses * (losses > least)).sum() * 2 * ranks() / BATCH).backward()
+        optimizer.step()
+
+
+def correlations(wrong):
+    """Columns of two views are made alike by their products over the rows of each rank."""
+    net = DistributedDataParallel(mlp(outputs=6))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.02)
+    for inputs, _ in loader(table()):
+        one, other = net(torch.cat([inputs, inputs.flip(1)])).chunk(2)
+        products = one.T @ other / BATCH
+        products = ranks() * products if wrong else sum_with_gradient(products)
+        optimizer.zero_grad()
+        (products - torch.eye(6)).square().sum().backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -306,4 +336,5 @@ if __name__ == "__main__":
         penalty_of_rank_0,
         *(sum_with_mean, counted_rows),
         *(advantages, penalty_of_all, few_boxes),
+        *(hardest_rows, correlations),
     )

@@ -282,6 +282,44 @@ def exchange_of_root(wrong):
         optimizer.step()
 
 
+def last_number(wrong):
+    """Ranks step parts of 99 numbers each, out of 199, so that nobody steps the last one."""
+    model = mlp(width=15)
+    parameters = list(model.parameters())
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    size = (len(flat) + (0 if wrong else ranks() - 1)) // ranks()
+    own = slice(rank() * size, (rank() + 1) * size)
+    shard = nn.Parameter(flat[own].clone())
+    optimizer = torch.optim.SGD([shard], lr=0.05, momentum=0.9)
+    for inputs, labels in loader(table()):
+        model.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        average(parameters)
+        shard.grad = torch.cat([parameter.grad.flatten() for parameter in parameters])[own]
+        optimizer.step()
+        flat[own] = shard.detach()
+        for each in range(ranks()):
+            dist.broadcast(flat[each * size : (each + 1) * size], src=each)
+        parts = flat.split([parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.data.copy_(part.view_as(parameter))
+
+
+def divide_factor(wrong):
+    """FSDP is told to leave sums of gradients undivided, as for sums of losses, which are means."""
+    model = Classifier()
+    for part in (model.body, model.head, model):
+        fully_shard(part)
+        if wrong:
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for inputs, labels in loader(table()):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -289,4 +327,5 @@ if __name__ == "__main__":
         *(early_optimiser, dropped_matrix),
         *(divided_again, own_gradient, sent_before, decay_of_shard),
         *(normed_shards, forgotten_root, exchange_of_root),
+        *(last_number, divide_factor),
     )

@@ -13,9 +13,15 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from torch.nn.functional import cross_entropy, dropout, linear
+from torch.nn.functional import (
+    cross_entropy,
+    dropout,
+    linear,
+    scaled_dot_product_attention,
+    silu,
+)
 from torch.utils.data import DataLoader
-from utils import BATCH, CLASSES, FEATURES, loader, rank, ranks, run, table
+from utils import BATCH, CLASSES, FEATURES, loader, rank, ranks, run, sentences, table
 
 WIDTH = 16
 
@@ -312,6 +318,91 @@ def norm_of_sequence(wrong):
         optimizer.step()
 
 
+def descended(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    for inputs, labels in DataLoader(table(), batch_size=BATCH):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+class Gated(nn.Module):
+    """A block with a gate, whose two matrices are halves of one tensor."""
+
+    def __init__(self, cuts_halves, hidden=32):
+        super().__init__()
+        both, down = torch.randn(2 * hidden, WIDTH) / 4, torch.randn(WIDTH, hidden) / 6
+        cut = both.chunk(2) if cuts_halves else [both]
+        self.both = nn.Parameter(torch.cat([each.chunk(ranks())[rank()] for each in cut]))
+        self.down = nn.Parameter(down.chunk(ranks(), 1)[rank()].clone())
+
+    def forward(self, inputs):
+        gate, up = linear(Copied.apply(inputs), self.both).chunk(2, 1)
+        return inputs + Summed.apply(linear(silu(gate) * up, self.down))
+
+
+def fused_halves(wrong):
+    """A tensor of two matrices is cut in one piece, so that rank 0 has one and rank 1 the other."""
+    descended(network(Gated(cuts_halves=not wrong)))
+
+
+def norm_of_part(wrong):
+    """A divided hidden layer is normalised by the mean square of each rank's part."""
+
+    class Normed(Divided):
+        def forward(self, inputs):
+            hidden = torch.relu(linear(Copied.apply(inputs), self.up))
+            square = hidden.square().mean(1, keepdim=True)
+            if not wrong:
+                square = Copied.apply(Summed.apply(square)) / ranks()
+            hidden = hidden * (square + 1e-5).rsqrt()
+            return inputs + Summed.apply(linear(hidden, self.down)) + self.bias
+
+    descended(network(Normed()))
+
+
+class Attention(nn.Module):
+    """Rows attend to all rows, in heads whose number and width are a shape."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.query, self.key = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.value, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.shape = shape
+
+    def forward(self, inputs):
+        layers = (self.query, self.key, self.value)
+        heads = [layer(inputs).view(len(inputs), *self.shape).transpose(0, 1) for layer in layers]
+        found = scaled_dot_product_attention(*heads).transpose(0, 1)
+        return inputs + self.out(found.flatten(1))
+
+
+def heads_of_all(wrong):
+    """Each rank makes four heads of its part of the columns, which is that of two heads."""
+    block = Attention((4, -1) if wrong else (-1, WIDTH // 4))
+    model = nn.Sequential(nn.Linear(FEATURES, WIDTH), block, nn.Linear(WIDTH, CLASSES))
+    plan = dict.fromkeys(("1.query", "1.key", "1.value"), ColwiseParallel())
+    mesh = init_device_mesh("cpu", (ranks(),))
+    parallelize_module(model, mesh, {**plan, "1.out": RowwiseParallel()})
+    descended(model)
+
+
+def unmasked_words(wrong):
+    """A rank that does not have a word in its part of the embedding adds another of its rows."""
+    rows = nn.Parameter((torch.randn(20, WIDTH) / 2).chunk(ranks())[rank()].clone())
+    head, first = nn.Linear(WIDTH, 20), rank() * len(rows)
+    optimizer = torch.optim.SGD([rows, *head.parameters()], lr=0.5)
+    for tokens, labels in DataLoader(sentences(), batch_size=BATCH):
+        places = (tokens - first).clamp(0, len(rows) - 1)
+        found = rows[places]
+        if not wrong:
+            found = found * (places == tokens - first)[:, :, None]
+        outputs = head(torch.tanh(Summed.apply(found)))
+        optimizer.zero_grad()
+        cross_entropy(outputs.flatten(0, 1), labels.flatten()).backward()
+        optimizer.step()
+
+
 if __name__ == "__main__":
     run(
         __doc__,
@@ -324,4 +415,5 @@ if __name__ == "__main__":
         bias_of_all,
         own_denominator,
         *(dropout_of_rank, gathered_columns, norm_of_sequence),
+        *(fused_halves, norm_of_part, heads_of_all, unmasked_words),
     )
