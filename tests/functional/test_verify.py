@@ -96,7 +96,7 @@ def test_odd_scripts_that_differ_from_one_process_are_no_faults(
         ("odd", "line-search"),  # its model is first called within a step
         ("odd_steps", "summed-slowly"),
         ("odd_steps", "projected-gradients"),
-        ("odd_steps", "exchanged-inside"),
+        ("odd_steps", "exchanged-in-step"),
     ],
 )
 def test_odd_scripts_may_be_equal_to_one_process(paceline, script, bug):

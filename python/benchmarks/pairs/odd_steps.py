@@ -126,24 +126,6 @@ def projected_gradients(_wrong):
         optimizer.step()
 
 
-class Exchanging(torch.optim.SGD):
-    """Its step takes the mean of the ranks' gradients first."""
-
-    def step(self, closure=None):
-        average(p for group in self.param_groups for p in group["params"])
-        return super().step(closure)
-
-
-def exchanged_inside(_wrong):
-    """The optimiser exchanges gradients itself, in its step."""
-    model = mlp()
-    optimizer = Exchanging(model.parameters(), lr=0.05, momentum=0.9)
-    for inputs, labels in loader(table()):
-        optimizer.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-
-
 def tested_by_rank_0(_wrong):
     """Rank 0 alone tests the module inside of DDP between steps."""
     model = Classifier()
@@ -338,7 +320,7 @@ if __name__ == "__main__":
     run(
         __doc__,
         *(late_no_sync, summed_slowly, centred_gradients, cached_embeddings, scattered_rows),
-        *(projected_gradients, exchanged_inside, tested_by_rank_0, look_ahead),
+        *(projected_gradients, tested_by_rank_0, look_ahead),
         *(
             averaged_weights,
             trust_ratio,

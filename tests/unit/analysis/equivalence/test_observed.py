@@ -323,6 +323,32 @@ def test_a_gradient_that_differs_is_judged_where_no_rank_has_a_whole_output():
     assert "summed over 2 ranks instead of averaged" in found(ours).reason
 
 
+def test_other_labels_of_the_rows_of_one_process_are_named():
+    wrong = {"gradient": tensors(factor=0.8)}
+    ours = ranks({"samples": ["a", "B"], **wrong}, {"samples": ["c", "D"], **wrong})
+    rows = [TrainedRows.of([list(step)] * 2, is_whole=True) for step in ("1234", "12", "34")]
+    result = judge([one_process()], [ROUNDED], ours, (rows[:1], rows[1:]))
+    assert (result.passed, result.kind) == (False, "labels")
+    assert "other labels or weights" in result.reason
+    drawn = [
+        dataclasses.replace(u, generators={"torch": "1"}) for each in ours for u in each.updates[:1]
+    ]
+    others = [Observed(initial=tensors(), updates=[each]) for each in drawn]
+    assert judge([one_process()], [ROUNDED], others, (rows[:1], rows[1:])).kind == "samples"
+
+
+def test_a_module_that_gets_all_rows_on_each_rank_must_compute_the_same():
+    wrong = {"gradient": tensors(factor=0.8, difference=0.5), "samples": SAMPLES}
+    ours = ranks(wrong, modules={"hidden": {"forward": 1.5}})
+    for each in ours:
+        each.calls = calls(SAMPLES, hidden={"forward": 1.5})
+    result = found(ours)
+    assert (result.passed, result.kind) == (False, "gradient")
+    assert "hidden (Linear) is the first module" in result.reason
+    halves = ranks({"gradient": tensors(factor=0.8)}, modules={"hidden": {"forward": 1.5}})
+    assert found(halves).kind == "module"  # it may combine its rows
+
+
 def test_a_tied_weight_that_is_reduced_twice_is_named():
     ours = ranks({"gradient": [tensor(NAMES[0], 2.0), tensor(NAMES[1])]})
     for each in ours:

@@ -150,3 +150,10 @@ def test_a_buffer_outside_of_the_model_is_a_cause_only_where_one_process_differs
     found = shown(other, ranks)
     assert found.statement == Statement.WRONG
     assert found.findings[0].reason.startswith("the buffer c of rank 1 differs")
+
+
+def test_other_labels_are_a_suspicion_unless_rows_have_other_gradients_anyway():
+    labels = LayoutFinding(passed=False, kind="labels", reason="samples have other labels")
+    found = shown(labels, of_both())
+    assert (found.statement, found.is_suspicious) == (Statement.MEAN, True)
+    assert shown(labels, of_both(mixes_rows=True)).is_suspicious is False

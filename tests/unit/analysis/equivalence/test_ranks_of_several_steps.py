@@ -9,6 +9,7 @@ import pytest
 from tests.unit.analysis.equivalence.fabricated_ranks import (
     NAMES,
     RANKS,
+    a_pass,
     a_step,
     first,
     judged,
@@ -218,3 +219,24 @@ def test_optimisers_begin_with_equal_moments(first_rank, second_rank, words):
     found = judged(a_step(0, mean, moments=first_rank), a_step(1, mean, moments=second_rank))
     assert (found.statement == Statement.WRONG) == (words is not None)
     assert words is None or words in first(found)
+
+
+def test_ranks_that_step_in_turns_are_not_compared():
+    def records(keeps):
+        found = []
+        for rank in range(RANKS):
+            steps = [
+                replace(
+                    a_step(rank, mean, step=step, weights=weights(1 + RANKS * step + rank)),
+                    passes=[a_pass(RANKS * step + rank)],
+                    keeps_weights=keeps and step > 0,
+                )
+                for step in range(2)
+            ]
+            found.append(OwnSteps(steps=steps, counts=[2], optimizers=["SGD"]))
+        return found
+
+    turns = judge_ranks(records(keeps=False), 2)
+    assert turns.statement == Statement.NOT_SHOWN
+    assert "in turns" in first(turns)
+    assert judge_ranks(records(keeps=True), 2).statement == Statement.WRONG  # nobody sends weights

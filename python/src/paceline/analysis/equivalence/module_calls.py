@@ -26,6 +26,7 @@ Kind = Literal[
     "start",
     "start-of-rank",
     "samples",
+    "labels",
     "inputs",
     "random",
     "statistics",
@@ -54,16 +55,31 @@ class ModuleDifference:
 class ModuleComparison:
     """Compares the calls of modules of all ranks with those of the reference.
 
-    rounded: calls of a reference whose outputs have other roundings; empty: unknown.
+    rounded: calls of a reference whose outputs have other roundings; empty: unknown. ours: of each
+    rank.
     """
 
     def __init__(
-        self, reference: Observed, rounded: Sequence[ModuleCall], own: Sequence[ModuleCall]
+        self,
+        reference: Observed,
+        rounded: Sequence[ModuleCall],
+        ours: Sequence[Sequence[ModuleCall]],
     ) -> None:
-        self._calls, self._rounded, self._own = reference.calls, rounded, own
+        self._calls, self._rounded, self._ours = reference.calls, rounded, ours
         self._samples_of_step = {
             each.step: each.samples or [] for each in reference.updates if not each.optimizer
         }
+
+    def has_all_rows(self, step: int, name: str) -> bool:
+        """Return whether each rank that has a module calls it with as many rows as the reference.
+
+        Stages of a pipeline and divided layers do, ranks with rows of their own do not.
+        """
+        expected, *found = [
+            sum(len(call.samples) for call in calls if (call.step, call.name) == (step, name))
+            for calls in (self._calls, *self._ours)
+        ]
+        return any(found) and all(rows in (0, expected) for rows in found)
 
     def local_factor(self, step: int) -> float | None:
         """Return the ratio of the gradients at the last module, before they are reduced.
@@ -100,9 +116,7 @@ class ModuleComparison:
             if self._differs(call, "backward", rounded, own):
                 if call.name == with_gradient[0].name:
                     return _of_loss(call, own)
-                sentence = (
-                    f"{call.name} ({call.kind}) is the first module that computes another gradient"
-                )
+                sentence = f"{_named(call)} is the first module that computes another gradient"
                 return ModuleDifference(call, "gradient", sentence)
         return (
             _lost_rows(with_gradient, own)
@@ -139,7 +153,7 @@ class ModuleComparison:
         A rank that gets no batch knows its samples by their places in it.
         """
         samples = self._samples_of_step.get(step, [])
-        calls = (call for call in self._own if call.step == step)
+        calls = (call for each in self._ours for call in each if call.step == step)
         return _numbers(
             replace(call, samples=[_placed(each, samples) for each in call.samples])
             for call in calls
@@ -180,8 +194,12 @@ def _kind_of_output(module: ModuleCall) -> Kind:
 def _of_output(module: ModuleCall) -> str:
     """Return what the first module that computes another output says about the cause."""
     if _normalises(module):
-        return f"{module.name} ({module.kind}) uses the statistics of each rank's samples"
-    return f"{module.name} ({module.kind}) is the first module that computes another output"
+        return f"{_named(module)} uses the statistics of each rank's samples"
+    return f"{_named(module)} is the first module that computes another output"
+
+
+def _named(module: ModuleCall) -> str:
+    return f"{module.name or 'the model'} ({module.kind})"
 
 
 def _of_loss(call: ModuleCall, own: Numbers) -> ModuleDifference:
@@ -197,8 +215,8 @@ def _of_loss(call: ModuleCall, own: Numbers) -> ModuleDifference:
 
 def _of_weights(call: ModuleCall) -> ModuleDifference:
     sentence = (
-        f"outputs agree, but not the gradient of the loss at {call.name}: samples have unequal "
-        "weights on the ranks, as by a mean over the valid labels of each rank"
+        f"outputs agree, but not the gradient of the loss at {call.name or 'the model'}: samples "
+        "have unequal weights on the ranks, as by a mean over the valid labels of each rank"
     )
     return ModuleDifference(call, "gradient", sentence, is_of_loss=True)
 

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from paceline.analysis.equivalence.module_calls import (
     SAME_FACTOR,
     Kind,
     ModuleComparison,
+    ModuleDifference,
     is_near,
 )
 from paceline.analysis.equivalence.options import compared_options
@@ -125,7 +127,7 @@ class _Judgement:
         changed = _together(rounded) if rounded else Observed()
         self._rounded_updates = _by_key(changed.updates)
         self._modules = ModuleComparison(
-            self._reference, changed.calls, [call for each in ours for call in each.calls]
+            self._reference, changed.calls, [each.calls for each in ours]
         )
         self._theirs_by_key = _by_key(self._reference.updates)
         self._scales = compared_options(reference, ours, trained).scales
@@ -258,8 +260,17 @@ class _Judgement:
         if gradient is None:
             return None  # equal gradients show more than checksums of samples
         if samples is not None:
+            kind: Kind = "samples"
+            if self._has_rows_of_reference(theirs, own):
+                kind, samples = (
+                    "labels",
+                    (
+                        f"the model gets the rows of {self._words}, but the gradient of "
+                        f"{gradient.name} differs: samples have other labels or weights"
+                    ),
+                )
             return LayoutFinding(
-                passed=False, kind="samples", reason=samples, step=step, tensor=gradient.name
+                passed=False, kind=kind, reason=samples, step=step, tensor=gradient.name
             )
         return self._of_gradient(theirs, own, gradient)
 
@@ -407,9 +418,7 @@ class _Judgement:
         factor = _common(factors)
         reduction = self._of_reduction(theirs, own, worst, factor, is_exchanged=is_exchanged)
         by = "" if factor is None else f" (factor {factor:.2f})"
-        # Modules that normalise the rows of each rank compute other outputs, and may be meant to.
-        is_exact = self._have_all_rows(theirs.step) and not _draw_others(theirs, own)
-        is_fault = reduction or (first.kind == "module" and is_exact)
+        is_fault = reduction or self._is_exact(theirs, own, first)
         return LayoutFinding(
             passed=False,
             kind="gradient" if is_fault else first.kind,
@@ -420,12 +429,29 @@ class _Judgement:
             factor=factor,
         )
 
-    def _have_all_rows(self, step: int) -> bool:
-        """Return whether each rank trains on all rows of the reference, as divided layers do."""
-        if step >= len(self._rows):
+    def _has_rows_of_reference(self, theirs: Update, own: Sequence[Update]) -> bool:
+        """Return whether ranks together give the model the rows of the reference in this step.
+
+        They fetch as many samples, and draw no other random numbers.
+        """
+        samples = [len(each.samples or ()) for each in (theirs, *own)]
+        if samples[0] != sum(samples[1:]) or _draw_others(theirs, own):
             return False
-        whole, *ranks = self._rows[step]
-        return all(Counter(each) == Counter(whole) for each in ranks)
+        if theirs.step >= len(self._rows):
+            return False
+        whole, *ranks = self._rows[theirs.step]
+        return bool(whole) and Counter(chain.from_iterable(ranks)) == Counter(whole)
+
+    def _is_exact(self, theirs: Update, own: Sequence[Update], first: ModuleDifference) -> bool:
+        """Return whether a module must compute what it does in the reference.
+
+        One that has some of the rows may combine them, as by their statistics.
+        """
+        if first.kind != "module" or first.module is None:
+            return False
+        return not _draw_others(theirs, own) and self._modules.has_all_rows(
+            theirs.step, first.module.name
+        )
 
     def _of_reduction(
         self,

@@ -163,6 +163,10 @@ class _Judgement:
         self._becomes_equal = in_these or become_equal(records)
 
     def result(self) -> RanksFinding:
+        if self._take_turns():
+            reason = "ranks step in turns, and send the weights to the others"
+            found = [RankFinding(level=Level.NOT_SHOWN, kind="turns", reason=reason)]
+            return RanksFinding(statement=statement_of(found), findings=tuple(found), steps=0)
         found = list(self._findings())
         if self._layout:  # gradients that are no plain means of ranks are right there
             found = [
@@ -188,6 +192,19 @@ class _Judgement:
                 for each in self._records
             ),
         )
+
+    def _take_turns(self) -> bool:
+        """Return whether no two ranks step after the same backward pass, in any step.
+
+        Something else moves the weights between the steps of each.
+        """
+        passes = [
+            {each.number for key in self._keys for each in found[key].passes[-1:]}
+            for found in self._by_key
+        ]
+        later = [found[key] for found in self._by_key for key in self._keys if key[1]]
+        is_apart = len(set().union(*passes)) == sum(map(len, passes))
+        return is_apart and bool(later) and not any(each.keeps_weights for each in later)
 
     def _of_divided(self, finding: RankFinding) -> RankFinding:
         """Say why weights that ranks should have alike drift, if layers are divided among them."""

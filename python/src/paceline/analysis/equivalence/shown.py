@@ -19,7 +19,14 @@ from paceline.measure.records.own_steps import COMPRESSED, UNEVEN
 
 # Differences that are faults although ranks agree with each other.
 _FAULTS = {"gradient", "loss", "update", "replicas"}
-_LEVELS = {"module": Level.WEAKER, "loss": Level.WEAKER, "inputs": Level.SUSPICION}  # of others
+_LEVELS = {  # of others
+    "module": Level.WEAKER,
+    "loss": Level.WEAKER,
+    "inputs": Level.SUSPICION,
+    "labels": Level.SUSPICION,
+}
+# Findings of ranks with which equal rows have other gradients than in one process.
+_OF_OWN_ROWS = {"batch-norm", "mixed-rows", "gathered"}
 # Findings of ranks that explain a difference from the reference, by its kind.
 _EXPLAINS = {
     "gradient": {"constant-buffers", "clipped-scaled", "combined", "inside", "terms"},
@@ -59,6 +66,7 @@ ACCEPTABLE = {
     "sum-of-ranks": (Level.SUSPICION, "summed"),
     "fewer-rows": (Level.SUSPICION, "rows"),
     "rate": (Level.SUSPICION, "rate"),
+    "other-labels": (Level.SUSPICION, "reference labels"),
 }
 _NAMES = {finding: name for name, finding in ACCEPTABLE.items()}
 
@@ -177,7 +185,10 @@ def shown(
     else:
         by_reference = False
         if not compared.passed:
-            added = _as_finding(compared, _LEVELS.get(compared.kind, Level.REMARK))
+            level = _LEVELS.get(compared.kind, Level.REMARK)
+            if compared.kind == "labels" and any(each.kind in _OF_OWN_ROWS for each in found):
+                level = Level.REMARK
+            added = _as_finding(compared, level)
             found.insert(0 if added.level == Level.SUSPICION else len(found), added)
     if compared.passed and reference > Statement.EQUAL:
         reason = f"equal to {compared.reference} on the same samples, with {options}"

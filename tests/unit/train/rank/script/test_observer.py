@@ -281,4 +281,9 @@ def test_parts_are_known_by_their_values():
     assert torch.equal(second.of(wholes["a"]), halves["a"])
     assert parts_of({"zeros": torch.zeros(2)}, wholes) == {}  # of either rank
     assert parts_of({"a": wholes["a"]}, wholes) == {}
+    fused = torch.arange(24.0).reshape(8, 3)  # two layers, of each of which a rank has a half
+    own = torch.cat([fused[2:4], fused[6:8]])
+    [part] = parts_of({"fused": own}, {"fused": fused}).values()
+    assert part == Part(0, 1, 2, 2)
+    assert torch.equal(part.of(fused), own)
     assert parts_of({"a": wholes["a"][:2, :1]}, wholes) == {}

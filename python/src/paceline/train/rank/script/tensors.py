@@ -201,16 +201,26 @@ def whole(tensor: Tensor) -> Tensor:
     return found.to("cpu", torch.float32)
 
 
+# Layers whose weights are one tensor, as gate and input of a block, or query, key and value.
+_MOST_FUSED = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which one of equal parts along a dimension of a tensor a rank has."""
+    """Which one of equal parts along a dimension of a tensor a rank has.
+
+    fused: layers that the tensor has one after the other, of each of which it has a part.
+    """
 
     dimension: int
     place: int
     parts: int
+    fused: int = 1
 
     def of(self, tensor: Tensor) -> Tensor:
-        return tensor.chunk(self.parts, self.dimension)[self.place]
+        layers = tensor.chunk(self.fused, self.dimension)
+        own = [each.chunk(self.parts, self.dimension)[self.place] for each in layers]
+        return own[0] if self.fused == 1 else torch.cat(own, self.dimension)
 
 
 def parts_of(tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor]) -> dict[str, Part]:
@@ -240,6 +250,9 @@ def _equal_parts(tensor: Tensor, whole: Tensor) -> list[Part]:
     if len(divided) != 1 or divided[0][2] % divided[0][1]:
         return []
     dimension, own, of_all = divided[0]
-    choices = [Part(dimension, place, of_all // own) for place in range(of_all // own)]
-    values = tensor.detach().to(whole)
-    return [each for each in choices if torch.equal(each.of(whole), values)]
+    parts, values = of_all // own, tensor.detach().to(whole)
+    for fused in range(1, _MOST_FUSED + 1):
+        choices = [] if own % fused else [Part(dimension, n, parts, fused) for n in range(parts)]
+        if equal := [each for each in choices if torch.equal(each.of(whole), values)]:
+            return equal
+    return []
