@@ -17,7 +17,7 @@ from torch.utils.data import (
     get_worker_info,
     random_split,
 )
-from utils import BATCH, FEATURES, Classifier, loader, rank, ranks, run, sum_of_ranks, table
+from utils import BATCH, FEATURES, Classifier, loader, rank, ranks, run, table
 
 
 def trained(batches):
@@ -202,21 +202,6 @@ def split_of_rank(wrong):
     trained([loader(rows, shuffle=False)])
 
 
-def padded_rows(wrong):
-    """The sampler repeats a row, so that the ranks have as many, and this row counts twice."""
-    dataset = table(31)
-    own = DistributedSampler(dataset, shuffle=False) if wrong else range(rank(), 31, ranks())
-    batches = DataLoader(dataset, batch_size=BATCH // ranks(), sampler=own)
-    net = DistributedDataParallel(Classifier())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    for _ in range(3):
-        for inputs, labels in batches:
-            optimizer.zero_grad()
-            losses = cross_entropy(net(inputs), labels, reduction="sum")
-            (losses * ranks() / sum_of_ranks(len(inputs))).backward()
-            optimizer.step()
-
-
 def numbers_of_classes(wrong):
     """Each rank numbers the classes in the order in which its own rows have them."""
     inputs, labels = table(192).tensors
@@ -242,5 +227,5 @@ if __name__ == "__main__":
         same_draws,
         *(one_replica_more, rows_of_batch),
         *(labels_of_others, worker_numbers, split_of_rank),
-        *(padded_rows, numbers_of_classes),
+        numbers_of_classes,
     )

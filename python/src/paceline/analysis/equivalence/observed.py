@@ -35,6 +35,7 @@ from paceline.analysis.equivalence.trained_rows import (
 from paceline.measure.records.own_steps import (
     ComparedTensor,
     Observed,
+    PartOfTensor,
     TrainedRows,
     Update,
 )
@@ -214,6 +215,29 @@ class _Judgement:
                 step=0,
                 tensor=different.name,
             )
+        return self._left_out()
+
+    def _left_out(self) -> LayoutFinding | None:
+        """Find places of a tensor that no rank has, where the script divides it by hand."""
+        ranges: dict[str, list[PartOfTensor]] = {}
+        for part in (part for found in self._ours for part in found.parts):
+            ranges.setdefault(part.name, []).append(part)
+        unknown = {name for found in self._ours for name in found.unknown}
+        for name, parts in ranges.items():
+            reached = parts[0].size if name in unknown else 0
+            for each in sorted(parts, key=lambda part: part.start):
+                if each.start > reached:
+                    break
+                reached = max(reached, each.end)
+            if reached < parts[0].size:
+                return LayoutFinding(
+                    passed=False,
+                    kind="update",
+                    reason=f"ranks have parts of {name}, and none has its place {reached} of "
+                    f"{parts[0].size}, which nobody steps",
+                    step=0,
+                    tensor=name,
+                )
         return None
 
     def _different_start(self) -> _Start | None:

@@ -286,6 +286,16 @@ class ModuleCall:
     backward: list[list[float]] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartOfTensor:
+    """Places of a tensor of the reference that a rank has, in one dimension."""
+
+    name: str
+    start: int
+    end: int
+    size: int  # of all ranks
+
+
 @dataclass(slots=True, kw_only=True)
 class Observed:
     """Everything that one rank observed."""
@@ -296,7 +306,7 @@ class Observed:
     tied: list[list[str]] = field(default_factory=list)  # names of one parameter
     # names that the reference does not have, or with another shape
     unknown: list[str] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)  # tensors that the script divides among ranks
+    parts: list[PartOfTensor] = field(default_factory=list)  # that the script divides by hand
     low_precision: bool = False  # a module computed in bf16 or fp16
 
 

@@ -258,14 +258,27 @@ def test_what_moves_elements_whose_gradient_is_nothing_but_roundings_is_known(
 def test_a_part_of_a_tensor_is_compared_with_that_part(tmp_path, part):
     whole = observed(tmp_path / "reference", of_part())
     own = observed(tmp_path / "own", of_part(part, 2), rank=part, reference="reference")
-    assert (own.unknown, own.parts) == ([], ["down", "shift", "up"])
+    assert not own.unknown
+    assert [(each.name, each.start, each.end, each.size) for each in own.parts] == [
+        (name, 3 * part, 3 * part + 3, 6) for name in ("down", "shift", "up")
+    ]
     assert [each.name for each in own.initial] == ["up", "shift", "down"]
     for update in own.updates:
         assert [each.difference_l2 for each in update.gradient] == pytest.approx(3 * [0], abs=1e-5)
         assert all(each.crc32 is None for each in update.gradient)
-    assert judge([whole], [], [own]).passed is True
+    alone = judge([whole], [], [own])
+    assert alone.reason == (
+        f"ranks have parts of down, and none has its place {0 if part else 3} of 6, which nobody "
+        "steps"
+    )
+    (rest,) = [
+        observed(tmp_path / f"rest-{n}", of_part(n, 2), rank=n, reference="reference")
+        for n in (0, 1)
+        if n != part
+    ]
+    assert judge([whole], [], [own, rest]).passed is True
     other = observed(tmp_path / "other", of_part(part, 2, 1.5), rank=part, reference="reference")
-    assert judge([whole], [], [other]).factor == pytest.approx(1.5)
+    assert judge([whole], [], [other, rest]).passed is False
 
 
 def test_parts_are_known_by_their_values():
@@ -276,14 +289,17 @@ def test_parts_are_known_by_their_values():
         "uneven": torch.ones(5),
     }
     halves = {"a": wholes["a"][2:], "zeros": torch.zeros(2), "others": torch.zeros(2)}
-    second = Part(0, 1, 2)
-    assert parts_of({**halves, "uneven": torch.ones(2)}, wholes) == {"a": second, "zeros": second}
+    second = Part(0, 2, 2, 4)
+    assert parts_of({**halves, "uneven": torch.zeros(2)}, wholes) == {"a": second, "zeros": second}
     assert torch.equal(second.of(wholes["a"]), halves["a"])
     assert parts_of({"zeros": torch.zeros(2)}, wholes) == {}  # of either rank
     assert parts_of({"a": wholes["a"]}, wholes) == {}
     fused = torch.arange(24.0).reshape(8, 3)  # two layers, of each of which a rank has a half
+    assert parts_of({"a": wholes["a"][3:]}, wholes) == {
+        "a": Part(0, 3, 1, 4)
+    }  # the last, smaller one
     own = torch.cat([fused[2:4], fused[6:8]])
     [part] = parts_of({"fused": own}, {"fused": fused}).values()
-    assert part == Part(0, 1, 2, 2)
+    assert part == Part(0, 2, 2, 4, 2)
     assert torch.equal(part.of(fused), own)
     assert parts_of({"a": wholes["a"][:2, :1]}, wholes) == {}

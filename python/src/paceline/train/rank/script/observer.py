@@ -28,7 +28,13 @@ from paceline.base.torch_internals.fsdp import FlatParameter
 from paceline.collectives.recorder import Recorder
 from paceline.measure.records.files import write_json
 from paceline.measure.records.layout import RankFiles, TrialFiles
-from paceline.measure.records.own_steps import ComparedTensor, ModuleCall, Observed, Update
+from paceline.measure.records.own_steps import (
+    ComparedTensor,
+    ModuleCall,
+    Observed,
+    PartOfTensor,
+    Update,
+)
 from paceline.measure.records.phases import MOST_DIFFERENCE, NOISE_SHARE
 from paceline.plan.trials.trial import Observation, RankContext
 from paceline.train.rank.script.batches import (
@@ -484,7 +490,10 @@ class Observer:
             for step, module, samples, forward, backward in self._calls
             if id(module) in names
         ]
-        self._found.parts = sorted(self._parts)
+        self._found.parts = [
+            PartOfTensor(name=name, start=p.start, end=p.start + p.length, size=p.size)
+            for name, p in sorted(self._parts.items())
+        ]
         self._found.tied = [each for each in self._names.values() if len(each) > 1]
         write_json(self._own.observed, self._found)
 

@@ -207,20 +207,27 @@ _MOST_FUSED = 3
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which one of equal parts along a dimension of a tensor a rank has.
+    """Which range of a tensor's places in a dimension a rank has.
 
-    fused: layers that the tensor has one after the other, of each of which it has a part.
+    layers: that the tensor has one after the other; the rank has this range of each. size: of one
+    layer in all.
     """
 
     dimension: int
-    place: int
-    parts: int
-    fused: int = 1
+    start: int
+    length: int
+    size: int
+    layers: int = 1
+
+    @property
+    def place(self) -> int:
+        """Return which one of all parts it is, if they are of one size."""
+        return self.start // self.length
 
     def of(self, tensor: Tensor) -> Tensor:
-        layers = tensor.chunk(self.fused, self.dimension)
-        own = [each.chunk(self.parts, self.dimension)[self.place] for each in layers]
-        return own[0] if self.fused == 1 else torch.cat(own, self.dimension)
+        every = tensor.chunk(self.layers, self.dimension)
+        own = [each.narrow(self.dimension, self.start, self.length) for each in every]
+        return own[0] if self.layers == 1 else torch.cat(own, self.dimension)
 
 
 def parts_of(tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor]) -> dict[str, Part]:
@@ -247,12 +254,17 @@ def _equal_parts(tensor: Tensor, whole: Tensor) -> list[Part]:
         return []
     sizes = zip(tensor.shape, whole.shape, strict=True)
     divided = [(d, own, of_all) for d, (own, of_all) in enumerate(sizes) if own != of_all]
-    if len(divided) != 1 or divided[0][2] % divided[0][1]:
+    if len(divided) != 1 or divided[0][1] > divided[0][2]:
         return []
-    dimension, own, of_all = divided[0]
-    parts, values = of_all // own, tensor.detach().to(whole)
-    for fused in range(1, _MOST_FUSED + 1):
-        choices = [] if own % fused else [Part(dimension, n, parts, fused) for n in range(parts)]
+    [(dimension, own, of_all)] = divided
+    values = tensor.detach().to(whole)
+    for layers in range(1, _MOST_FUSED + 1):
+        if own % layers or of_all % layers:
+            continue
+        length, last = own // layers, (of_all - own) // layers  # the last part may be smaller
+        starts = sorted({*range(0, last + 1, length), last})
+        size = of_all // layers
+        choices = [Part(dimension, start, length, size, layers) for start in starts]
         if equal := [each for each in choices if torch.equal(each.of(whole), values)]:
             return equal
     return []
