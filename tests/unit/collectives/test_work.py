@@ -34,6 +34,22 @@ def test_operation_that_is_awaited_runs_in_its_own_thread_if_nothing_is_queued(p
     assert threads == [threading.current_thread()]
 
 
+def test_an_ended_operation_answers_as_a_pending_one_that_has_ended(progress) -> None:
+    results = [object()]
+    ended = progress.carry_out("first", lambda: None, results)
+    assert ended.wait(timeout=timedelta(seconds=1))
+    ended.synchronize()
+    assert (ended.is_completed(), ended.is_success(), ended.exception()) == (True, True, None)
+    assert ended.result() == ended.get_future().wait() == results
+    failed = progress.carry_out("second", lambda: 1 / 0, results)
+    assert (failed.is_completed(), failed.is_success()) == (True, False)
+    assert isinstance(failed.exception(), RankFailed)
+    with pytest.raises(RankFailed, match="second failed"):
+        failed.result()
+    with pytest.raises(RankFailed, match="second failed"):
+        failed.get_future().wait()
+
+
 def test_operation_that_is_awaited_keeps_the_order_behind_a_queued_one(progress) -> None:
     order, released = [], threading.Event()
 

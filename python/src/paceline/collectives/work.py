@@ -95,7 +95,7 @@ class EndedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
         super().__init__()
         self._tensors, self._error = tensors, error
 
-    def wait(self, _timeout: timedelta = timedelta(0)) -> bool:
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002  (torch's name)
         """Raise the error of the work, if it has one."""
         if self._error is not None:
             raise self._error

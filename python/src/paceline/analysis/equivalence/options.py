@@ -77,7 +77,7 @@ def _differences(
         return
     seen: set[str] = set()
     for before, now in zip(theirs.options, own.options, strict=True):
-        for option in before.keys() & now.keys() - seen:
+        for option in sorted(before.keys() & now.keys() - seen):
             a, b = before[option], now[option]
             if _are_equal(a, b):
                 continue
