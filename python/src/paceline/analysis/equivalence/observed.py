@@ -284,17 +284,17 @@ class _Judgement:
         if gradient is None:
             return None  # equal gradients show more than checksums of samples
         if samples is not None:
-            kind: Kind = "samples"
-            if self._has_rows_of_reference(theirs, own):
-                kind, samples = (
-                    "labels",
-                    (
-                        f"the model gets the rows of {self._words}, but the gradient of "
-                        f"{gradient.name} differs: samples have other labels or weights"
-                    ),
-                )
+            has_rows = self._has_rows_of_reference(theirs, own)
+            labels = (
+                f"the model gets the rows of {self._words}, but the gradient of {gradient.name} "
+                "differs: samples have other labels or weights"
+            )
             return LayoutFinding(
-                passed=False, kind=kind, reason=samples, step=step, tensor=gradient.name
+                passed=False,
+                kind="labels" if has_rows else "samples",
+                reason=labels if has_rows else samples,
+                step=step,
+                tensor=gradient.name,
             )
         return self._of_gradient(theirs, own, gradient)
 

@@ -160,9 +160,10 @@ def gate_sentences(gate: Gate, names: Mapping[str, str], load: str = "") -> list
         lines += [f"  {names[each.configuration]}: {_why_not(each, gate.limit)}" for each in failed]
     if gate.detectable is not None and gate.detectable > _LARGEST_SEEN:
         seen = percent(_LARGEST_SEEN)
-        lines.append(f"This test would not even find a slowdown of {seen} in 80 % of cases.")
+        lines.append(f"Not even a slowdown of {seen} would fail this test in 80 % of cases.")
     elif gate.detectable is not None:
-        lines.append(f"This test finds a slowdown of {percent(gate.detectable)} in 80 % of cases.")
+        seen = percent(gate.detectable)
+        lines.append(f"A slowdown of {seen} would fail this test in 80 % of cases.")
     return lines
 
 

@@ -290,16 +290,20 @@ def test_parts_are_known_by_their_values():
     }
     halves = {"a": wholes["a"][2:], "zeros": torch.zeros(2), "others": torch.zeros(2)}
     second = Part(0, 2, 2, 4)
-    assert parts_of({**halves, "uneven": torch.zeros(2)}, wholes) == {"a": second, "zeros": second}
+    assert parts_of({**halves, "uneven": torch.zeros(2)}, wholes, 4) == {
+        "a": second,
+        "zeros": second,
+    }
     assert torch.equal(second.of(wholes["a"]), halves["a"])
-    assert parts_of({"zeros": torch.zeros(2)}, wholes) == {}  # of either rank
-    assert parts_of({"a": wholes["a"]}, wholes) == {}
+    assert parts_of({"zeros": torch.zeros(2)}, wholes, 4) == {}  # of either rank
+    assert parts_of({"a": wholes["a"]}, wholes, 4) == {}
     fused = torch.arange(24.0).reshape(8, 3)  # two layers, of each of which a rank has a half
-    assert parts_of({"a": wholes["a"][3:]}, wholes) == {
+    assert parts_of({"a": wholes["a"][3:]}, wholes, 4) == {
         "a": Part(0, 3, 1, 4)
     }  # the last, smaller one
     own = torch.cat([fused[2:4], fused[6:8]])
-    [part] = parts_of({"fused": own}, {"fused": fused}).values()
+    [part] = parts_of({"fused": own}, {"fused": fused}, 2).values()
     assert part == Part(0, 2, 2, 4, 2)
     assert torch.equal(part.of(fused), own)
-    assert parts_of({"a": wholes["a"][:2, :1]}, wholes) == {}
+    assert parts_of({"a": wholes["a"][:2, :1]}, wholes, 4) == {}
+    assert parts_of({"many": torch.ones(1)}, {"many": torch.ones(100)}, 2) == {}

@@ -286,7 +286,8 @@ class Observer:
         weights = self._weights(optimizer) if is_first or not self._is_apart else {}
         if is_first:
             theirs = self._reference_at(f"initial-{number}", weights)
-            self._parts |= {} if self._keeps else parts_of(weights, theirs)
+            ranks = self._context.world_size
+            self._parts |= {} if self._keeps else parts_of(weights, theirs, ranks)
             self._found.initial += self._compared(weights, theirs, hashed=False)
         if self._is_apart:
             return
@@ -537,7 +538,7 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _options(optimizer: Optimizer) -> list[dict[str, float | str]]:
     """Return the options of each group that its class defines, and that change what is computed."""
-    kept = optimizer.defaults.keys() - _IMPLEMENTATIONS
+    kept = getattr(optimizer, "defaults", {}).keys() - _IMPLEMENTATIONS  # some wrappers have none
     found = map(options_of, optimizer.param_groups)
     return [{name: value for name, value in each.items() if name in kept} for each in found]
 

@@ -230,15 +230,18 @@ class Part:
         return own[0] if self.layers == 1 else torch.cat(own, self.dimension)
 
 
-def parts_of(tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor]) -> dict[str, Part]:
+def parts_of(
+    tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor], ranks: int
+) -> dict[str, Part]:
     """Return which part of a whole tensor each tensor is, by its values.
 
-    A tensor that is equal to several parts has the place of the others; without one it is left out.
+    ranks: no tensor has more parts. A tensor that is equal to several parts has the place of the
+    others; without one it is left out.
     """
     found = {
         name: each
         for name, tensor in tensors.items()
-        if name in wholes and (each := _equal_parts(tensor, wholes[name]))
+        if name in wholes and (each := _equal_parts(tensor, wholes[name], ranks))
     }
     places = {each[0].place for each in found.values() if len(each) == 1}
     return {
@@ -249,14 +252,16 @@ def parts_of(tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor]) -> dic
     }
 
 
-def _equal_parts(tensor: Tensor, whole: Tensor) -> list[Part]:
+def _equal_parts(tensor: Tensor, whole: Tensor, ranks: int) -> list[Part]:
     if tensor.dim() != whole.dim() or not tensor.numel():
         return []
     sizes = zip(tensor.shape, whole.shape, strict=True)
     divided = [(d, own, of_all) for d, (own, of_all) in enumerate(sizes) if own != of_all]
-    if len(divided) != 1 or divided[0][1] > divided[0][2]:
+    if len(divided) != 1:
         return []
     [(dimension, own, of_all)] = divided
+    if not own < of_all <= ranks * own + ranks:  # parts may differ by one
+        return []
     values = tensor.detach().to(whole)
     for layers in range(1, _MOST_FUSED + 1):
         if own % layers or of_all % layers:
