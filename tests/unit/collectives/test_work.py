@@ -34,6 +34,17 @@ def test_operation_that_is_awaited_runs_in_its_own_thread_if_nothing_is_queued(p
     assert threads == [threading.current_thread()]
 
 
+@pytest.mark.parametrize("asks_first", [True, False])
+def test_a_future_has_the_result_whenever_it_is_asked_for(progress, asks_first) -> None:
+    released, results = threading.Event(), [object()]
+    pending = progress.submit("first", lambda: released.wait(20), results)
+    future = pending.get_future() if asks_first else None
+    released.set()
+    pending.wait()
+    assert (future or pending.get_future()).wait() == results
+    assert pending.get_future() is pending.get_future()
+
+
 def test_an_ended_operation_answers_as_a_pending_one_that_has_ended(progress) -> None:
     results = [object()]
     ended = progress.carry_out("first", lambda: None, results)

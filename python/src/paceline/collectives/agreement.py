@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -241,6 +242,12 @@ def check_counts(name: str, counts: NDArray[np.int64]) -> None:
             f"{counts[sender, 0, receiver]} elements to rank {receiver}, which expects "
             f"{counts[receiver, 1, sender]}"
         )
+
+
+def mode_of(results: Sequence[Tensor]) -> Callable[[], AbstractContextManager[object]]:
+    """Return the mode in which results may be written: those of inference mode in that one only."""
+    are_inferred = any(each.is_inference() for each in results)
+    return torch.inference_mode if are_inferred else nullcontext
 
 
 def check_elements(results: Sequence[Tensor]) -> None:

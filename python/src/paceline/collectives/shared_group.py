@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -23,7 +22,6 @@ from typing import Any
 from weakref import WeakSet
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
@@ -37,6 +35,7 @@ from paceline.collectives.agreement import (
     check_whole,
     described,
     elements_sent,
+    mode_of,
     name_of,
     root_of,
     tensors_in,
@@ -88,7 +87,6 @@ _log = logging.getLogger(__name__)
 _CLOSE_LIMIT_S = 10.0
 _ABORT_LIMIT_S = 0.5
 _NO_TIME = timedelta(0)
-_AS_BEFORE = nullcontext()
 
 
 @untraced
@@ -452,8 +450,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
             raise UsageError(f"process group {self._name} {self._closed}")
         written = tensors_in(results)
         check_elements(written)
-        # Tensors of inference mode may be written in that mode only.
-        is_inferred = any(each.is_inference() for each in written)
+        mode = mode_of(written)
         limit_s = self._limit_of(opts)
         operation = None
         if is_recording():
@@ -464,7 +461,7 @@ class SharedMemoryGroup(RecordedProcessGroup):
 
         def carry_out() -> None:
             try:
-                with self._using, torch.inference_mode() if is_inferred else _AS_BEFORE:
+                with self._using, mode():
                     self._levels.begin(said, limit_s)
                     call()
                     self._levels.agree(name)

@@ -41,21 +41,21 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
         self.rank = rank
         self.limit_s = limit_s
         self._tensors = tensors
-        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._lock = threading.Lock()  # of the following
         self._ended = threading.Event()
-        self._claim = threading.Lock()
         self._error: Exception | None = None
+        self._future: torch.futures.Future[Any] | None = None  # made when somebody asks for it
 
     def finish(self, error: Exception | None = None) -> None:
         """Mark the work as ended. Only the first call counts, because two threads may call it."""
-        if not self._claim.acquire(blocking=False):
-            return
-        self._error = error
-        self._ended.set()
-        if error is None:
-            self._future.set_result(self._tensors)
-        else:
-            self._future.set_exception(error)
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._error = error
+            self._ended.set()
+            future = self._future
+        if future is not None:
+            self._complete(future)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end. Raises the error of the work, or TimedOut after the timeout (0: the
@@ -84,7 +84,20 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
         self.wait()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        return self._future
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            future = self._future = torch.futures.Future()
+            has_ended = self._ended.is_set()
+        if has_ended:
+            self._complete(future)
+        return future
+
+    def _complete(self, future: torch.futures.Future[Any]) -> None:
+        if self._error is None:
+            future.set_result(self._tensors)
+        else:
+            future.set_exception(self._error)
 
 
 @untraced

@@ -211,6 +211,7 @@ class AllReduce:
         self._limit_s = limit_s
         self._requested = algorithm
         self._hosts = hosts_of(comm)
+        self._host_count = len(set(self._hosts))
         self._world_rank = names.world_ranks[comm.rank]
         self._host_group: HostGroup | None = None
         self._meeting: Meeting | None = None  # of the ranks, until they have compared their calls
@@ -281,11 +282,11 @@ class AllReduce:
 
     def _whole_group(self) -> HostGroup | None:
         """Return the ranks of this host if they share memory and are all."""
-        return self._host_group if len(set(self._hosts)) == 1 else None
+        return self._host_group if self._host_count == 1 else None
 
     def describe(self) -> GroupDescription:
         """Return which algorithm reduces messages of which size, for the records."""
-        described: GroupDescription = {"algorithm": self._algorithm, "hosts": len(set(self._hosts))}
+        described: GroupDescription = {"algorithm": self._algorithm, "hosts": self._host_count}
         if self._reason_not_shared is not None:
             described["not_shared"] = self._reason_not_shared
         if self._choice is not None:
@@ -314,7 +315,7 @@ class AllReduce:
         algorithm = self._requested
         if self._size == 1:
             return "alone"
-        hosts = len(set(self._hosts))
+        hosts = self._host_count
         levels = hosts < self._size or algorithm == "hierarchical"
         if algorithm in {"auto", "hierarchical"} and levels and self._share_memory(store):
             if hosts == 1:

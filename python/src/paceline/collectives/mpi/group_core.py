@@ -18,7 +18,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
-from paceline.collectives.agreement import check_elements, tensors_in
+from paceline.collectives.agreement import check_elements, mode_of, tensors_in
 from paceline.collectives.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.collectives.errors import PacelineError
 from paceline.collectives.message_schedules import Algorithm
@@ -166,7 +166,9 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         name the late rank.
         """
         check_dense(inputs)
-        check_elements(tensors_in(results))
+        written = tensors_in(results)
+        check_elements(written)
+        mode = mode_of(written)
         # this rank's tensors, as under Gloo; where it only receives, what it gets
         own_bytes = payload_bytes(inputs) or payload_bytes(results)
         operation = begin_operation(self._name, self._size, name, own_bytes)
@@ -176,8 +178,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         def carry_out() -> None:
             try:
                 wait_for_inputs()
-                # Results may be tensors of inference mode, which only that mode may write.
-                with torch.inference_mode():
+                with mode():
                     self._reductions.begin(name, said or name, must_wait=synchronise)
                     try:
                         statistics = call()
