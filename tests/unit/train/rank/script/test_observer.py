@@ -16,7 +16,7 @@ from paceline.measure.records.own_steps import Observed
 from paceline.plan.trials.trial import Observation
 from paceline.train.rank.script.batches import checksums
 from paceline.train.rank.script.observer import Observer, per_sample
-from paceline.train.rank.script.tensors import Checksums, Part, parts_of
+from paceline.train.rank.script.tensors import Checksums, DividedPart, parts_of
 
 
 def observed(folder, train, *, rank=0, reference=None, rounded=False):
@@ -289,7 +289,7 @@ def test_parts_are_known_by_their_values():
         "uneven": torch.ones(5),
     }
     halves = {"a": wholes["a"][2:], "zeros": torch.zeros(2), "others": torch.zeros(2)}
-    second = Part(0, 2, 2, 4)
+    second = DividedPart(0, 2, 2, 4)
     assert parts_of({**halves, "uneven": torch.zeros(2)}, wholes, 4) == {
         "a": second,
         "zeros": second,
@@ -299,11 +299,11 @@ def test_parts_are_known_by_their_values():
     assert parts_of({"a": wholes["a"]}, wholes, 4) == {}
     fused = torch.arange(24.0).reshape(8, 3)  # two layers, of each of which a rank has a half
     assert parts_of({"a": wholes["a"][3:]}, wholes, 4) == {
-        "a": Part(0, 3, 1, 4)
+        "a": DividedPart(0, 3, 1, 4)
     }  # the last, smaller one
     own = torch.cat([fused[2:4], fused[6:8]])
     [part] = parts_of({"fused": own}, {"fused": fused}, 2).values()
-    assert part == Part(0, 2, 2, 4, 2)
+    assert part == DividedPart(0, 2, 2, 4, 2)
     assert torch.equal(part.of(fused), own)
     assert parts_of({"a": wholes["a"][:2, :1]}, wholes, 4) == {}
     assert parts_of({"many": torch.ones(1)}, {"many": torch.ones(100)}, 2) == {}

@@ -64,7 +64,7 @@ from paceline.train.rank.script.phases import (
 from paceline.train.rank.script.resume_state import generators
 from paceline.train.rank.script.tensors import (
     Checksums,
-    Part,
+    DividedPart,
     gradient_of,
     parts_of,
     whole,
@@ -113,7 +113,7 @@ class Observer:
         self._models: dict[str, nn.Module] = {}
         self._names: dict[int, list[str]] = {}
         self._flat: list[FlatParameter] = []
-        self._parts: dict[str, Part] = {}  # of tensors that the script divides among ranks
+        self._parts: dict[str, DividedPart] = {}  # of tensors that the script divides among ranks
         self._optimizers: list[Optimizer] = []
         self._steps: list[int] = []  # of each optimiser
         self._before: dict[str, Tensor] = {}  # weights before the step that is under way

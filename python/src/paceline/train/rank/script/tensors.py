@@ -206,7 +206,7 @@ _MOST_FUSED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DividedPart:
     """Which range of a tensor's places in a dimension a rank has.
 
     layers: that the tensor has one after the other; the rank has this range of each. size: of one
@@ -232,7 +232,7 @@ class Part:
 
 def parts_of(
     tensors: Mapping[str, Tensor], wholes: Mapping[str, Tensor], ranks: int
-) -> dict[str, Part]:
+) -> dict[str, DividedPart]:
     """Return which part of a whole tensor each tensor is, by its values.
 
     ranks: no tensor has more parts. A tensor that is equal to several parts has the place of the
@@ -252,7 +252,7 @@ def parts_of(
     }
 
 
-def _equal_parts(tensor: Tensor, whole: Tensor, ranks: int) -> list[Part]:
+def _equal_parts(tensor: Tensor, whole: Tensor, ranks: int) -> list[DividedPart]:
     if tensor.dim() != whole.dim() or not tensor.numel():
         return []
     sizes = zip(tensor.shape, whole.shape, strict=True)
@@ -269,7 +269,7 @@ def _equal_parts(tensor: Tensor, whole: Tensor, ranks: int) -> list[Part]:
         length, last = own // layers, (of_all - own) // layers  # the last part may be smaller
         starts = sorted({*range(0, last + 1, length), last})
         size = of_all // layers
-        choices = [Part(dimension, start, length, size, layers) for start in starts]
+        choices = [DividedPart(dimension, start, length, size, layers) for start in starts]
         if equal := [each for each in choices if torch.equal(each.of(whole), values)]:
             return equal
     return []
