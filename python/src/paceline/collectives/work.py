@@ -32,18 +32,41 @@ _Work: Any = Work
 
 
 @untraced
-class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
+class _OneWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
+    """The common part of works of one operation."""
+
+    def __init__(self, tensors: list[Any], error: Exception | None = None) -> None:
+        super().__init__()
+        self._tensors, self._error = tensors, error
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._tensors
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def _complete(self, future: torch.futures.Future[Any]) -> None:
+        if self._error is None:
+            future.set_result(self._tensors)
+        else:
+            future.set_exception(self._error)
+
+
+@untraced
+class PendingWork(_OneWork):
     """One operation in flight. Its future holds the list of result tensors."""
 
     def __init__(self, name: str, rank: int, limit_s: float, tensors: list[Any]) -> None:
-        super().__init__()
+        super().__init__(tensors)
         self.name = name
         self.rank = rank
         self.limit_s = limit_s
-        self._tensors = tensors
-        self._lock = threading.Lock()  # of the following
+        self._lock = threading.Lock()  # of the end, its error and the future
         self._ended = threading.Event()
-        self._error: Exception | None = None
         self._future: torch.futures.Future[Any] | None = None  # made when somebody asks for it
 
     def finish(self, error: Exception | None = None) -> None:
@@ -73,16 +96,6 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
     def is_success(self) -> bool:
         return self._ended.is_set() and self._error is None
 
-    def exception(self) -> Exception | None:
-        return self._error
-
-    def result(self) -> list[Any]:
-        self.wait()
-        return self._tensors
-
-    def synchronize(self) -> None:
-        self.wait()
-
     def get_future(self) -> torch.futures.Future[Any]:
         with self._lock:
             if self._future is not None:
@@ -93,20 +106,10 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
             self._complete(future)
         return future
 
-    def _complete(self, future: torch.futures.Future[Any]) -> None:
-        if self._error is None:
-            future.set_result(self._tensors)
-        else:
-            future.set_exception(self._error)
-
 
 @untraced
-class EndedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
+class EndedWork(_OneWork):
     """One operation that was carried out before its caller goes on: nothing waits for it."""
-
-    def __init__(self, tensors: list[Any], error: Exception | None = None) -> None:
-        super().__init__()
-        self._tensors, self._error = tensors, error
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:  # noqa: ARG002  (torch's name)
         """Raise the error of the work, if it has one."""
@@ -120,22 +123,9 @@ class EndedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
     def is_success(self) -> bool:
         return self._error is None
 
-    def exception(self) -> Exception | None:
-        return self._error
-
-    def result(self) -> list[Any]:
-        self.wait()
-        return self._tensors
-
-    def synchronize(self) -> None:
-        self.wait()
-
     def get_future(self) -> torch.futures.Future[Any]:
         future: torch.futures.Future[Any] = torch.futures.Future()
-        if self._error is None:
-            future.set_result(self._tensors)
-        else:
-            future.set_exception(self._error)
+        self._complete(future)
         return future
 
 
