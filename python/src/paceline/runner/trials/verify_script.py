@@ -188,6 +188,18 @@ def verify_script(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedRecords:
+    """The records of the ranks of a training that are compared with those of the reference."""
+
+    observed: list[Observed]
+    rows: list[TrainedRows]
+
+    @classmethod
+    def of(cls, files: TrialFiles) -> ComparedRecords:
+        return cls(_observed(files), _rows(files))
+
+
 class Reference:
     """The training with which layouts are compared: of one process, or of several ranks."""
 
@@ -210,9 +222,9 @@ class Reference:
             self._own = judge_ranks(_own_steps(self._files), observe.steps, of_rows)
             self.statement = self._own.statement
 
-    def compared(self, files: TrialFiles) -> LayoutFinding:
+    def compared(self, layout: ComparedRecords) -> LayoutFinding:
         """Compare what the ranks of a layout observed."""
-        found, trained = _observed(files), (self.rows, _rows(files))
+        found, trained = layout.observed, (self.rows, layout.rows)
         if self.outcome.status != "ok":
             return self.not_compared(f"{self.words} did not run: {self.outcome.reason}")
         if self._own is not None and self.statement == Statement.WRONG:
@@ -227,14 +239,13 @@ class Reference:
             finding = judge(self._observed, self._rounded, found, trained)
         return finding
 
-    def options(self, files: TrialFiles) -> OptionsComparison:
+    def options(self, layout: ComparedRecords) -> OptionsComparison:
         """Compare the options of a layout's optimisers with those of the reference."""
-        return compared_options(self._observed, _observed(files), (self.rows, _rows(files)))
+        return compared_options(self._observed, layout.observed, (self.rows, layout.rows))
 
-    def changed_rows(self, files: TrialFiles) -> list[RankFinding]:
+    def changed_rows(self, layout: ComparedRecords) -> list[RankFinding]:
         """Find rows of a layout that are none of the reference's."""
-        ranks, reference = (_rows(files), _observed(files)), (self.rows, self._observed)
-        return changed_rows(ranks, reference)
+        return changed_rows((layout.rows, layout.observed), (self.rows, self._observed))
 
     def not_compared(self, reason: str, kind: Kind = "not-run") -> LayoutFinding:
         return LayoutFinding(passed=None, reason=reason, kind=kind, reference=self.words)
@@ -249,22 +260,24 @@ def verified_layout(
     outcome, own = trainings.run(_equal(trial, trial.id, equalising.unaltered, observe))
     compared = own
     if equalising.is_altered and outcome.status == reference.outcome.status == "ok":
-        equal = _equal(trial, f"{trial.id}.{_ALTERED}", equalising, observe)
-        outcome, compared = trainings.run(equal)
+        altered = _equal(trial, f"{trial.id}.{_ALTERED}", equalising, observe)
+        outcome, compared = trainings.run(altered)
+    seen = ComparedRecords.of(own)
+    equal = seen if compared is own else ComparedRecords.of(compared)
     if outcome.status == "ok":
-        finding = reference.compared(compared)
+        finding = reference.compared(equal)
     else:
         finding = reference.not_compared("the training of the ranks failed", "none")
-    of_rows = judge_rows(_rows(own), () if equalising.is_altered else reference.rows)
-    if not of_rows and compared is not own:
-        of_rows = judge_rows(_rows(compared), reference.rows)
-    of_rows = of_rows or reference.changed_rows(compared)
+    of_rows = judge_rows(seen.rows, () if equalising.is_altered else reference.rows)
+    if not of_rows and equal is not seen:
+        of_rows = judge_rows(equal.rows, reference.rows)
+    of_rows = of_rows or reference.changed_rows(equal)
     ranks = ONE_RANK
     if trial.placement.ranks > 1:
-        options = reference.options(own)
+        options = reference.options(seen)
         ranks = judge_ranks(_own_steps(own), observe.steps, of_rows, options)
         if outcome.status == "ok" and ranks.statement < Statement.NOT_SHOWN:
-            ranks = _with_other_step(trainings, trial, reference, own, of_rows, ranks)
+            ranks = _with_other_step(trainings, trial, reference, seen.rows, of_rows, ranks)
     if outcome.status != "ok":
         ranks = ranks.beside(_of_failure(outcome))
     found = shown(finding, ranks, reference.statement, equalising.words, accept)
@@ -276,15 +289,16 @@ def _with_other_step(
     trainings: Trainings,
     trial: Trial,
     reference: Reference,
-    own: TrialFiles,
+    rows: Sequence[TrainedRows],
     of_rows: Sequence[RankFinding],
     ranks: RanksFinding,
 ) -> RanksFinding:
     """Judge the ranks in a later step, too, if it has other numbers of rows than the first ones.
 
-    A step that is not near the end is only named. ranks: what the first steps show.
+    A step that is not near the end is only named. rows: of its ranks. ranks: what the first steps
+    show.
     """
-    observe, rows = reference.observe, _rows(own)
+    observe = reference.observe
     found = later_other_step(rows, observe.steps)
     if found is None or observe.last >= found[1]:
         return ranks
@@ -294,7 +308,7 @@ def _with_other_step(
         again = _equal(trial, f"{trial.id}.{_LAST}", reference.equalising.unaltered, to_the_end)
         outcome, files = trainings.run(again)
         if outcome.status == "ok":
-            options = reference.options(files)
+            options = reference.options(ComparedRecords.of(files))
             return judge_ranks(_own_steps(files), observe.steps, of_rows, options)
     reason = (
         f"step {step + 1} has other numbers of rows than the first ones, and was not compared; "
