@@ -306,7 +306,7 @@ def last_number(wrong):
 
 
 def divide_factor(wrong):
-    """FSDP is told to leave sums of gradients undivided, as for sums of losses, which are means."""
+    """FSDP adds gradients up without dividing them, although each rank's loss is a mean."""
     model = Classifier()
     for part in (model.body, model.head, model):
         fully_shard(part)

@@ -146,7 +146,7 @@ def executor_lost_for(reason: str | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """The end of a rank that could not write its error, as far as it is known.
+    """The known end of a rank that could not write its error.
 
     signal: that ended it, by the launcher's log. last_words: of compiled code that gave up.
     """
