@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import gc
 import json
 import os
@@ -41,6 +43,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell without job control lets its background jobs ignore Ctrl-C, and all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_STDERR = pytest.StashKey[int]()  # file descriptor that is not captured
+_END_S = 60.0  # for the end of a test that has reached its time limit
+
 _MPI_FOLDER = "PRTE_MCA_prte_tmpdir_base"
 
 # Modules and tests are there until the end. To search them again and again took half of the 10 s
@@ -64,6 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
     In a shared folder, files of a killed mpirun stop a later one that has its process id. The list
     of runs that were made here belongs to the user.
     """
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        config.stash[_STDERR] = os.dup(2)
+    config.add_cleanup(functools.partial(os.close, config.stash[_STDERR]))
     os.environ["PATH"] = capabilities.path_with_system_folders(os.environ.get("PATH", os.defpath))
     if _MPI_FOLDER not in os.environ:  # else it is that of the process that started this one
         folder = tempfile.TemporaryDirectory(prefix="mpi-")
@@ -114,6 +122,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 def _needed(item: pytest.Item) -> set[str]:
     return {name for marker in item.iter_markers("needs") for name in marker.args}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process of a test whose time limit did not end it, and write where it stands.
+
+    The limit is an exception in the main thread. Compiled code that waits does not see it, and it
+    comes once: what cleans up after the test may wait for what hangs.
+    """
+    marker = item.get_closest_marker("timeout")
+    limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit_s + _END_S, file=item.config.stash[_STDERR], exit=True)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).resolve().parents[2]
 # Fixtures that take long to set up, so that one worker runs all files that use them.
@@ -22,6 +23,16 @@ class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no t
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid.partition("::")[0])
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Return the test that ended a worker; it does not run again in other workers."""
+        units = self.assigned_work[node].values()
+        begun = ((unit, test) for unit in units for test, is_over in unit.items() if not is_over)
+        for unit, test in begun:
+            unit[test] = True
+            super().remove_node(node)
+            return test
+        return super().remove_node(node)
 
 
 @functools.cache

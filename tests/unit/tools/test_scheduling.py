@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.scheduling import group_of, places
+from collections import OrderedDict
+from types import SimpleNamespace
+
+from tests.support.scheduling import GroupScheduling, group_of, places
 
 
 def test_files_that_share_a_spark_cluster_are_one_group() -> None:
@@ -34,4 +37,15 @@ def test_shared_fixtures_come_first_then_folders_alternate_and_unit_tests_fill_t
         "tests/contract/3.py",
         "tests/unit/a.py",
         "tests/unit/b.py",
+    ]
+
+
+def test_a_test_that_ended_its_worker_does_not_run_again() -> None:
+    scheduling = GroupScheduling(SimpleNamespace(getvalue=lambda _: ["2*popen"]), None)
+    scheduling.workqueue = OrderedDict()
+    unit = {"a.py::first": True, "a.py::hangs": False, "a.py::last": False}
+    scheduling.assigned_work = {"worker": {"a.py": unit}}
+    assert scheduling.remove_node("worker") == "a.py::hangs"
+    assert [test for test, is_over in scheduling.workqueue["a.py"].items() if not is_over] == [
+        "a.py::last"
     ]
