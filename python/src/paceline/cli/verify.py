@@ -362,8 +362,10 @@ def _advice(verified: VerifiedScript) -> Iterator[str]:
     shown = (Statement.DATA_PARALLEL, Statement.MEAN, Statement.NOT_SHOWN)
     layouts = [each for each in verified.layouts if each.shown.statement in shown]
     options = set()
-    for layout in layouts:
-        useful = [e for e in _ADVICE.get(layout.finding.kind, ()) if e.split()[0] not in given]
+    for finding in (each.finding for each in layouts):
+        if finding.kind == "module" and not finding.draws:
+            continue
+        useful = [e for e in _ADVICE.get(finding.kind, ()) if e.split()[0] not in given]
         options.update(useful[:1])
     if options:
         yield f"To compare more, try {' '.join(sorted(options))}."

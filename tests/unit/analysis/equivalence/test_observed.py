@@ -405,6 +405,22 @@ def test_another_learning_rate_shows_in_the_change_of_the_weights():
     assert "moves hidden.weight differently, by a factor of 2.00" in result.reason
 
 
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([{"torch": "a"}, {"torch": "b"}], True),
+        ([{"torch": "a"}, {"torch": "a"}], False),
+        ([{"torch": "a", "numpy": "c"}, {"torch": "a", "numpy": "d"}], False),
+        ([{"torch": "a"}], True),  # who knows
+    ],
+)
+def test_random_numbers_of_steps_show_in_the_states_of_generators(states, expected):
+    reference = one_process(len(states))
+    for each, state in zip(reference.updates, states, strict=True):
+        each.generators.update(state)
+    assert judge([reference], [], ranks()).draws is expected
+
+
 def test_replicas_that_drift_apart_fail_at_the_first_step():
     result = found(ranks({}, {"weights": tensors(crc32=3)}))
     assert (result.passed, result.step) == (False, 0)

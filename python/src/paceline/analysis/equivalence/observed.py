@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -63,6 +63,7 @@ class LayoutFinding:
     steps: int = 0  # that were compared
     limit: str = ""  # why later steps were not compared, as a sentence; empty: they were
     reference: str = "one process"
+    draws: bool = True  # steps draw random numbers of torch, as dropout does
 
 
 def judge(
@@ -83,7 +84,7 @@ def judge(
         found = LayoutFinding(passed=None, reason=reason)
     else:
         found = _Judgement(reference, rounded, ours, trained).finding()
-    return replace(found, reference=words)
+    return replace(found, reference=words, draws=bool(reference) and _draws(reference[0].updates))
 
 
 def _together(ranks: Sequence[Observed]) -> Observed:
@@ -529,6 +530,16 @@ class _Judgement:
             (any(each.clipped for each in own), "gradients were clipped before they were reduced"),
         )
         return next((sentence for applies, sentence in causes if applies), None)
+
+
+def _draws(updates: Sequence[Update]) -> bool:
+    """Return whether steps draw random numbers of torch; yes where no two steps can tell it."""
+    states = [
+        {name: state for name, state in each.generators.items() if name in {"torch", "cuda"}}
+        for each in updates
+        if not each.optimizer
+    ]
+    return len(states) < 2 or any(one != next_one for one, next_one in pairwise(states))
 
 
 def _draw_others(theirs: Update, own: Sequence[Update]) -> bool:
