@@ -6,9 +6,13 @@ them. So `--dist loadgroup` uses this scheduler, whose groups follow from the fi
 
 from __future__ import annotations
 
+import _thread
 import functools
-from collections.abc import Iterable
+import sys
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
@@ -16,23 +20,53 @@ from xdist.workermanage import WorkerController
 ROOT = Path(__file__).resolve().parents[2]
 # Fixtures that take long to set up, so that one worker runs all files that use them.
 SHARED_FIXTURES = ("spark_lab", "recorded_api")
+# No test takes so long. A worker that hangs ends earlier (tests/conftest.py); one that has died is
+# not noticed while a process that it forked holds its pipe.
+_SILENT_S = 1200.0
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """Keep the tests of a file together, and all files that share an expensive fixture."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._silence = threading.Timer(_SILENT_S, self._interrupt)
+
+    def mark_test_complete(self, *arguments: Any, **named: Any) -> None:
+        """Note that a test has ended, and wait for the next one."""
+        super().mark_test_complete(*arguments, **named)
+        self._silence.cancel()
+        if self.has_pending:
+            self._silence = threading.Timer(_SILENT_S, self._interrupt)
+            self._silence.daemon = True
+            self._silence.start()
+
+    def _interrupt(self) -> None:
+        """End the session, and write which test each worker has begun."""
+        for node, units in self.assigned_work.items():
+            for _, test in _left(units):
+                print(f"{node.gateway.id}: no end of {test}", file=sys.__stderr__, flush=True)
+                break
+        _thread.interrupt_main()
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid.partition("::")[0])
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Return the test that ended a worker; it does not run again in other workers."""
-        units = self.assigned_work[node].values()
-        begun = ((unit, test) for unit in units for test, is_over in unit.items() if not is_over)
-        for unit, test in begun:
+        for unit, test in _left(self.assigned_work[node]):
             unit[test] = True
             super().remove_node(node)
             return test
         return super().remove_node(node)
+
+
+def _left(units: dict[str, dict[str, bool]]) -> Iterator[tuple[dict[str, bool], str]]:
+    """Yield the tests of a worker that have not ended, the one that it has begun first."""
+    for unit in units.values():
+        for test, is_over in unit.items():
+            if not is_over:
+                yield unit, test
 
 
 @functools.cache

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+from tests.support import scheduling
 from tests.support.scheduling import GroupScheduling, group_of, places
 
 
@@ -41,11 +44,25 @@ def test_shared_fixtures_come_first_then_folders_alternate_and_unit_tests_fill_t
 
 
 def test_a_test_that_ended_its_worker_does_not_run_again() -> None:
-    scheduling = GroupScheduling(SimpleNamespace(getvalue=lambda _: ["2*popen"]), None)
-    scheduling.workqueue = OrderedDict()
+    tests = GroupScheduling(SimpleNamespace(getvalue=lambda _: ["2*popen"]), None)
+    tests.workqueue = OrderedDict()
     unit = {"a.py::first": True, "a.py::hangs": False, "a.py::last": False}
-    scheduling.assigned_work = {"worker": {"a.py": unit}}
-    assert scheduling.remove_node("worker") == "a.py::hangs"
-    assert [test for test, is_over in scheduling.workqueue["a.py"].items() if not is_over] == [
+    tests.assigned_work = {"worker": {"a.py": unit}}
+    assert tests.remove_node("worker") == "a.py::hangs"
+    assert [test for test, is_over in tests.workqueue["a.py"].items() if not is_over] == [
         "a.py::last"
     ]
+
+
+def test_workers_that_are_silent_are_named_and_the_session_ends(monkeypatch, capfd) -> None:
+    interrupted = threading.Event()
+    monkeypatch.setattr(scheduling, "_SILENT_S", 0.01)
+    monkeypatch.setattr(scheduling._thread, "interrupt_main", interrupted.set)
+    tests = GroupScheduling(SimpleNamespace(getvalue=lambda _: ["1*popen"]), None)
+    node = Mock(shutting_down=True)
+    node.gateway.id = "gw0"
+    tests.registered_collections = {node: ["a.py::first", "a.py::hangs"]}
+    tests.assigned_work = {node: {"a.py": {"a.py::first": False, "a.py::hangs": False}}}
+    tests.mark_test_complete(node, 0)
+    assert interrupted.wait(20.0)
+    assert capfd.readouterr().err == "gw0: no end of a.py::hangs\n"
