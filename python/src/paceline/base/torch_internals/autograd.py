@@ -14,6 +14,7 @@ _REDUCTIONS = (
     *("SumBackward", "MeanBackward", "NormBackward", "LinalgVectorNormBackward"),
     *("VarBackward", "StdBackward", "LogsumexpBackward"),
 )
+_BOUNDS = ("ClampBackward", "ClampM", "HardtanhBackward", "NanToNumBackward")
 _OF_DATA = ("ConvolutionBackward", "CheckpointFunctionBackward")
 
 
@@ -93,6 +94,29 @@ def leaves_out(node: Any) -> bool:
     if not node.name().startswith("NllLoss"):
         return False
     return bool(float(node._saved_total_weight) != node._saved_target.numel())
+
+
+def lets_through(node: Any) -> bool:
+    """Return whether a number is the same behind a node, as one that is within its bounds.
+
+    A mean of such numbers is within them, too. Nodes of other numbers: False.
+    """
+    name = node.name()
+    if name.startswith("WhereBackward"):
+        condition, is_first = node._saved_condition, node.next_functions[0][0] is not None
+        return bool(condition.numel() == 1) and bool(condition) == is_first
+    if name.startswith("ReluBackward"):
+        result = node._saved_result
+        return bool(result.numel() == 1) and bool(result > 0)
+    if not name.startswith(_BOUNDS) or node._saved_self.numel() != 1:
+        return False
+    number = float(node._saved_self.item())
+    return _bound(node, "min", -math.inf) < number < _bound(node, "max", math.inf)
+
+
+def _bound(node: Any, name: str, without: float) -> float:
+    values = (getattr(node, f"_saved_{name}{end}", None) for end in ("", "_val"))
+    return next((float(each) for each in values if each is not None), without)
 
 
 def _weights_of_sum(node: Any) -> float:

@@ -85,6 +85,37 @@ def test_a_square_of_a_sum_is_not_linear_in_it_and_a_mean_is():
     assert not is_not_linear_in(nn.Linear(3, 1)(torch.ones(3)).sum().exp(), {part.grad_fn})
 
 
+LET_THROUGH = {
+    "clamp": lambda loss: loss.clamp(0, 5),
+    "clamp by a tensor": lambda loss: loss.clamp(max=torch.tensor(5.0)),
+    "at least": lambda loss: loss.clamp_min(0.5),
+    "at most": lambda loss: torch.clamp_max(loss, 5),
+    "hardtanh": lambda loss: functional.hardtanh(loss, 0, 5),
+    "relu": torch.relu,
+    "nan_to_num": torch.nan_to_num,
+    "where": lambda loss: torch.where(loss.isfinite(), loss, torch.zeros(())),
+}
+LIMITED = {
+    "clamp": lambda loss: loss.clamp(2, 5),
+    "clamp by a tensor": lambda loss: loss.clamp(max=torch.tensor(0.5)),
+    "at least": lambda loss: loss.clamp_min(1.0),  # no side of a bound
+    "relu": lambda loss: (loss - 2).relu(),
+    "nan_to_num": lambda loss: (loss / 0).nan_to_num(),
+    "where": lambda loss: torch.where(loss > 2, loss, loss.square()),
+    "of several": lambda loss: torch.stack([loss, loss * 9]).clamp(0, 5).sum(),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "is_linear"),
+    [(each, True) for each in LET_THROUGH.values()] + [(each, False) for each in LIMITED.values()],
+    ids=[*(f"{name}, within" for name in LET_THROUGH), *(f"{name}, limited" for name in LIMITED)],
+)
+def test_bounds_that_a_loss_is_within_let_it_through(function, is_linear):
+    loss = (nn.Parameter(torch.ones(ROWS)) * 1.0).mean()
+    assert is_not_linear_in(function(loss), {loss.grad_fn}) is not is_linear
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(_ctx, values):

@@ -20,6 +20,7 @@ from paceline.base.torch_internals.autograd import (
     is_of_data,
     is_scalar,
     leaves_out,
+    lets_through,
     operands,
     reduced_rows,
     reduction,
@@ -113,7 +114,7 @@ def _is_linear(node: Any, inputs: int) -> bool:
     name = node.name()
     if name.startswith(("MulBackward", "DivBackward")):
         return inputs == 1
-    return bool(name.startswith(_LINEAR))
+    return bool(name.startswith(_LINEAR)) or (inputs == 1 and lets_through(node))
 
 
 def _stacks_few_scalars(node: Any) -> bool:
