@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,8 @@ def test_two_hosts_train_in_turns(tmp_path: Path) -> None:
         record = load_trial(files)
         clocks = RecordedSlices.read(files.slices).clocks()
         assert overlap_ns(clocks.values()) == 0
+        begun = Counter(each.start_ns for clock in clocks.values() for each in clock.slices)
+        assert set(begun.values()) == {1, 2}  # in turns, and while the trial started
         assert record.dilation == 2
         assert record.outcome is not None
         whole_s = record.outcome.ended_unix_s - record.outcome.launched_unix_s

@@ -25,7 +25,7 @@ _slice_option = click.option(
     "slice_ms",
     metavar="MS",
     type=int,
-    default=10,
+    default=5,
     help="Of a host that takes turns, in milliseconds: 5 to 20.",
 )
 # the number of the host, from 0, or its name

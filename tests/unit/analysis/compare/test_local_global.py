@@ -92,6 +92,19 @@ def test_each_rate_of_the_links_is_a_place_of_its_own(tmp_path: Path) -> None:
     assert [name.endswith(".link-100mbit") for name in (gap.first, gap.second)] == [True, True]
 
 
+def test_only_steps_are_compared_where_hosts_take_turns(tmp_path: Path) -> None:
+    ways: list[Any] = [*LOCAL[:3], *(on_nodes(way, 2) for way in LOCAL[:3])]
+    ways.append(on_nodes(LOCAL[0], 2, launcher="spark", transfer_s=0.2))
+    run = fabricate.make_run(tmp_path, ways, repeats=2, jitter=0.003)
+    for _, files in run.trials():
+        for _, rank in files.ranks():
+            environment = json.loads(rank.environment.read_text())
+            rank.environment.write_text(json.dumps({**environment, "dilation": 2}))
+    [found] = compare_run(run).local_global
+    [gap] = found.gaps
+    assert [part.part for part in gap.parts] == ["steps"]
+
+
 def test_order_changes_with_the_part_of_a_step_that_changed_it(related: LocalGlobal) -> None:
     pairs = {
         (c.ahead_alone.split(".")[3], c.ahead_there.split(".")[3], c.place.nodes)

@@ -10,6 +10,7 @@ from paceline.base.errors import DataError, EnvironmentLacks
 from paceline.measure.records import virtual_clock
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.virtual_clock import (
+    SLICES_VARIABLE,
     RecordedSlices,
     Slice,
     VirtualClock,
@@ -17,6 +18,9 @@ from paceline.measure.records.virtual_clock import (
     keep_slices,
     line,
     overlap_ns,
+    run_in_turns,
+    run_together,
+    together_file,
 )
 
 MS = 1_000_000
@@ -102,6 +106,20 @@ def test_other_files_are_refused(tmp_path, text):
 
 def test_overlap_of_hosts_is_counted():
     assert overlap_ns([clock((0, 10), (20, 30)), clock((8, 22))]) == 4 * MS
+    # until 50 all ran at once
+    assert overlap_ns([clock((0, 50), (51, 60)), clock((0, 49), (60, 70))]) == 0
+
+
+def test_hosts_run_at_once_while_a_file_is_there(monkeypatch, tmp_path):
+    run_in_turns()  # nothing outside of a lab
+    run_together()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv(SLICES_VARIABLE, str(tmp_path / "slices"))
+    run_together()
+    assert list(tmp_path.iterdir()) == [together_file(tmp_path / "slices")]
+    run_in_turns()
+    run_in_turns()  # of the next rank
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_trial_keeps_whole_rounds_until_its_end(tmp_path, monkeypatch):

@@ -116,6 +116,29 @@ def test_scheduler_reports_while_a_process_waits_for_a_disk(tmp_path):
     assert len(waited) == 3
 
 
+def test_hosts_that_run_at_once_have_slices_that_begin_together(monkeypatch, tmp_path):
+    switches = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        make_files(tmp_path / name)
+        (tmp_path / name / "freezer.state").write_text("FROZEN\n")
+        switches.append(turns.Switch(turns.FreezerGroup(tmp_path / name, 1)))
+    looks = iter([True, True, False])
+    seen = []
+
+    def goes_on():
+        seen.append([switch.is_frozen() for switch in switches])
+        return next(looks)
+
+    slices = turns._run_together(switches, goes_on, lambda: None)
+    for switch in switches:
+        assert switch.is_frozen()
+        switch.close()
+    assert seen == [[False, False]] * 3
+    assert len({each.start_ns for each in slices}) == 1
+    assert slices[0].start_ns < slices[0].end_ns <= slices[1].end_ns
+
+
 def test_group_stands_still_when_the_kernel_says_so(group):
     state = {1: ("freezer.state", "FROZEN\n"), 2: ("cgroup.events", "populated 1\nfrozen 1\n")}
     name, text = state[group.version]

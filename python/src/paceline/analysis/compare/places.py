@@ -2,7 +2,8 @@
 
 A place is everything that a configuration has beside what a node does. A trial under both launchers
 is divided into start (launch, imports, rendezvous, building the model), feeding (opening the data
-set, waiting for batches), steps, and end. The seconds are means over the ranks.
+set, waiting for batches), steps, and end. The seconds are means over the ranks. Where hosts take
+turns, only the steps are measured: sleeps and polls are not slowed, and trials start together.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _START_SPANS = ("rendezvous", "model_build", "restore")  # of `other`
 _FEEDING = ("data_load", "data_wait")
 _NO_STEP = (*_FEEDING, "other")
 GAP_PARTS = ("start", "feeding", "steps", "end")
+_IN_TURNS = ("steps",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +117,9 @@ def _parts(first: Sequence[TrialAnalysis], second: Sequence[TrialAnalysis]) -> t
     if not common:
         return ()
     scale_s = sum(sum(theirs[n].values()) for n in common) / len(common)
+    takes_turns = any(each.record.dilation > 1 for each in (*first, *second))
     found = []
-    for part in GAP_PARTS:
+    for part in _IN_TURNS if takes_turns else GAP_PARTS:
         sides = [[side[n][part] for n in common] for side in (ours, theirs)]
         fast, slow = time_beliefs(sides[::-1], scale_s)
         bounds = (fast - slow).estimate().scaled(scale_s)

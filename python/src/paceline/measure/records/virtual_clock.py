@@ -2,7 +2,8 @@
 
 The lab records every slice of time in which a host ran: number of the host, start and end, in
 nanoseconds of the machine's monotonic clock, so a step of the wall clock changes no slice.
-`unix_offset_ns` in the first line is added to get nanoseconds since the epoch.
+`unix_offset_ns` in the first line is added to get nanoseconds since the epoch. While a trial
+starts, which is not measured, all hosts run at once: their slices begin at the same time.
 
 At the end of a trial its records are converted, all by `VirtualClock.unix_s`: a process reads the
 clock only while its host runs, so nothing is lost. `slices` of the trial has what is needed to get
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -46,6 +48,23 @@ _RECORDED_S = 5.0  # limit to wait for the slice that is running
 def own_dilation() -> int:
     """Return how many lab hosts take turns with this one, and it; 1 if this host takes none."""
     return int(os.environ.get(DILATION_VARIABLE, "1"))
+
+
+def together_file(slices: Path) -> Path:
+    """Return the file that is there while all hosts of a lab run at once."""
+    return slices.with_suffix(".together")
+
+
+def run_together() -> None:
+    """Let all hosts run at once until `run_in_turns`; do nothing where they take no turns."""
+    if SLICES_VARIABLE in os.environ:
+        together_file(Path(os.environ[SLICES_VARIABLE])).touch()
+
+
+def run_in_turns() -> None:
+    """Let the hosts take turns from now on, because the training begins."""
+    if SLICES_VARIABLE in os.environ:
+        together_file(Path(os.environ[SLICES_VARIABLE])).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,6 +100,10 @@ class VirtualClock:
         object.__setattr__(self, "_starts", [each.start_ns for each in self.slices])
         object.__setattr__(self, "_before", list(accumulate(lengths, initial=0)))
         object.__setattr__(self, "_longest_gap_ns", max(gaps, default=0))
+
+    @property
+    def slice_s(self) -> float:
+        return median(each.length_ns for each in self.slices) / 1e9
 
     def unix_s(self, unix_s: float) -> float:
         """Return the time of the host's clock at a time of the machine.
@@ -186,9 +209,11 @@ class RecordedSlices:
 
 
 def overlap_ns(clocks: Iterable[VirtualClock]) -> int:
-    """Return how long more than one host ran at the same time; the lab's aim is 0."""
+    """Return how long more than one host ran at the same time in turns; the lab's aim is 0."""
+    every = [slice_ for clock in clocks for slice_ in clock.slices]
+    begun = Counter(each.start_ns for each in every)
     found, until_ns = 0, 0
-    for each in sorted(slice_ for clock in clocks for slice_ in clock.slices):
+    for each in sorted(each for each in every if begun[each.start_ns] == 1):
         found += max(0, min(until_ns, each.end_ns) - each.start_ns)
         until_ns = max(until_ns, each.end_ns)
     return found
@@ -303,7 +328,7 @@ def _converted(row: _Row, clock: VirtualClock) -> _Row:
     if "blocked_s" in row:
         [found["blocked_s"]] = clock.lengths_s(row["started_unix_s"], [row["blocked_s"]])
     if "clock_offset_s" in row:  # the clocks of all hosts are those of one machine
-        found |= {"clock_offset_s": 0.0, "clock_error_s": clock.slices[0].length_ns / 1e9}
+        found |= {"clock_offset_s": 0.0, "clock_error_s": clock.slice_s}
     return found
 
 

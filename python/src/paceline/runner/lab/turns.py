@@ -1,5 +1,7 @@
 """Hosts of a lab that take turns: all but one are frozen, and each has all its cores in its slice.
 
+While a trial starts they run all at once.
+
 A scheduler outside of the hosts freezes one and thaws the next (the freezer of control groups,
 version 1 or `cgroup.freeze` of version 2). Its parent, the guardian, thaws all hosts if the
 scheduler ends or does not report for some seconds: a frozen process of version 1 ignores SIGKILL.
@@ -30,6 +32,7 @@ from paceline.measure.records.virtual_clock import (
     RecordedSlices,
     Slice,
     line,
+    together_file,
 )
 from paceline.runner.lab.record import LabRecord
 
@@ -47,6 +50,7 @@ _REPORT_S = 5.0
 _STOP_S = 5.0
 _START_S = 20.0
 _PROGRAM = f"from {__name__} import main; main()"
+_TOGETHER_S = 0.002  # between looks whether all hosts still run at once
 _PRIORITY = 10  # of SCHED_FIFO
 _SHORTEST = 1 / 4  # of a slice, for a host that ran too long before
 
@@ -340,19 +344,27 @@ def take_turns(
 
     slices: file to write. report: descriptor of the pipe to the guardian.
     """
-    guardian, slice_ns = os.getppid(), settings.slice_ms * 1_000_000
-    ran_ns, turn, ending = [0] * len(groups), 0, Ending()
-    switches = [Switch(group) for group in groups]
+    guardian, slice_ns, ending = os.getppid(), settings.slice_ms * 1_000_000, Ending()
+    switches, together = [Switch(group) for group in groups], together_file(slices)
+    ran_ns, turn = [0] * len(groups), 0
 
-    def alive() -> None:
+    def alive() -> bool:
         os.write(report, b".")
+        return not ending.asked and os.getppid() == guardian
 
     try:
         with slices.open("w", encoding="utf-8") as rows:
             rows.write(settings.header)
             for switch in switches:
                 switch.freeze(alive)
-            while not ending.asked and os.getppid() == guardian:
+            while alive():
+                if together.exists():
+                    every = _run_together(switches, lambda: alive() and together.exists(), alive)
+                    rows.writelines(line(host, done) for host, done in enumerate(every))
+                    soonest_ns = min(done.end_ns for done in every)
+                    ran_ns = [
+                        n + each.end_ns - soonest_ns for n, each in zip(ran_ns, every, strict=True)
+                    ]
                 for host, switch in enumerate(switches):
                     asked_ns = length_ns(ran_ns[host], turn, slice_ns)
                     done = _run(switch, asked_ns, alive)
@@ -365,10 +377,22 @@ def take_turns(
         _thaw_all(groups)
 
 
-def _run(switch: Switch, asked_ns: int, alive: Callable[[], None]) -> Slice:
+def _run(switch: Switch, asked_ns: int, alive: Callable[[], object]) -> Slice:
     start_ns = switch.thaw()
     time.sleep(max(0, start_ns + asked_ns - time.monotonic_ns()) / 1e9)
     return Slice(start_ns, switch.freeze(alive))
+
+
+def _run_together(
+    switches: Sequence[Switch], goes_on: Callable[[], bool], alive: Callable[[], object]
+) -> list[Slice]:
+    """Run all hosts at once; return the slice of each."""
+    for switch in switches:
+        switch.thaw()
+    start_ns = time.monotonic_ns()
+    while goes_on():
+        time.sleep(_TOGETHER_S)
+    return [Slice(start_ns, switch.freeze(alive)) for switch in switches]
 
 
 class Ending:

@@ -31,6 +31,8 @@ from paceline.measure.records.virtual_clock import (
     convert_trial,
     keep_slices,
     own_dilation,
+    run_in_turns,
+    run_together,
 )
 from paceline.measure.telemetry import SidecarHandle
 from paceline.plan.spec.extensions import LAUNCHERS
@@ -174,6 +176,7 @@ def _run_attempt(
     # Without a shared run directory, ranks of other nodes are perhaps seen at the end only.
     limits = _wait_limits(trial, limit_s, sees_ranks=place is None)
     sidecars: list[SidecarHandle] = []
+    run_together()
     try:
         with launched(command, files) as started:
             sidecars += watch(trial, files, host_name(), (started.pid,))
@@ -188,6 +191,7 @@ def _run_attempt(
             collect_after_signal(place, files)
         raise
     finally:
+        run_in_turns()  # where no rank has begun to train
         for sidecar in sidecars:
             sidecar.stop()
     ended = started.ended

@@ -21,6 +21,7 @@ from paceline.collectives.recorder import payload_bytes
 from paceline.measure.records.files import JsonlWriter
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.rows import StepRow
+from paceline.measure.records.virtual_clock import run_in_turns
 from paceline.plan.costs import all_reduce_bytes
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.data.batches import Batch, Feed, SoloNode
@@ -111,6 +112,7 @@ class RoundWorker:
         steps = steps_of_round(orders.number, self._period, self._samples.order.steps)
         moved = self._open_samples(rank, steps.start)
         began_s = self._begin_round(rank, orders, state())
+        run_in_turns()
         assert self._batches is not None
         loop = Loop(
             order=self._samples.order,

@@ -23,6 +23,7 @@ from paceline.measure.records.files import JsonlWriter, write_json
 from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.rows import Replayed, StepRow
 from paceline.measure.records.sources import write_sources
+from paceline.measure.records.virtual_clock import run_in_turns
 from paceline.plan.spec.extensions import STRATEGIES
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.data.batches import Feed
@@ -158,6 +159,7 @@ class _TaskRank:
                         )  # fmt: skip
                         self.keeper, self.replay = begin_replay(repeater)
                 self._continue(checkpoints)
+                run_in_turns()
                 with self.spans("train"):
                     steps = self._train(strategy, samples, feed, evaluator, checkpoints)
                 write_json(self.own.memory, own_memory())

@@ -19,6 +19,7 @@ from paceline.collectives.recorder import Recorder
 from paceline.measure.records.documents import continue_rows
 from paceline.measure.records.layout import TrialFiles
 from paceline.measure.records.sources import write_sources
+from paceline.measure.records.virtual_clock import run_in_turns
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.rank.loop import (
     End,
@@ -74,6 +75,7 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
         set_threads(trial.placement.threads_per_worker)
         with spans("rendezvous"):
             peers = join_peers(context, trial, open_transport=False)
+        run_in_turns()  # where the script begins its first step is not known
         with peers.leaving(partial(failure_of, trial.training.script)):
             _ScriptRank(trial, context, files, spans, peers, operations).run()
 
