@@ -297,6 +297,7 @@ def numbers(rows, shift=0.0, factor=1.0):
         (numbers([0, 1, 2, 3], factor=2), numbers([4, 5, 6, 7]), "a", "inputs"),
         (numbers([0, 2, 4, 6], shift=0.1), numbers([1, 3, 5, 7]), "b", "none"),  # at random
         (numbers([9, 1, 8, 6]), numbers([2, 3, 5, 7]), "a", "none"),  # other rows
+        (numbers([0, 2, 4, 6], shift=1e-4), numbers([1, 3, 5, 7]), "a", "none"),  # rounded
     ],
 )
 def test_rows_that_each_rank_shifts_by_its_own_moments_are_found(first, second, seed, kind):

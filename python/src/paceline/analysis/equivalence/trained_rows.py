@@ -20,7 +20,7 @@ from paceline.measure.records.own_steps import Observed, TrainedRows, Update
 _CHANCE = 1e-6  # of a right training that looks like a wrong one
 _MIXED_STEPS = 2
 _SAME_PLACES = 3  # steps
-_EQUAL = 1e-6  # relative difference of numbers
+_EQUAL = 1e-4  # relative difference of numbers that are added in another order
 _SHIFTED = 1e-4  # relative difference of numbers from those that were shifted or multiplied
 _LEAST_EVIDENCE = 8  # numbers that these explain
 
