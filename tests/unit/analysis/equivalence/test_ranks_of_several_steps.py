@@ -23,6 +23,7 @@ from tests.unit.analysis.equivalence.fabricated_ranks import (
 
 from paceline.analysis.equivalence.ranks import Statement, judge_ranks
 from paceline.measure.records.own_steps import (
+    Group,
     LaterWeights,
     OwnGradient,
     OwnPass,
@@ -83,13 +84,19 @@ def test_ranks_that_begin_with_the_weights_of_one_lose_what_the_others_have_lear
     assert (found.statement, found.findings[0].kind) == (Statement.NOT_SHOWN, "averaged")
 
 
-def test_weights_that_drift_apart_in_later_steps_are_found():
-    def found(value):
+def test_weights_and_rates_that_drift_apart_in_later_steps_are_found():
+    def found(value, rate=0.1):
         records = [
             OwnSteps(
                 steps=[a_step(rank, mean)],
                 after=weights(),
-                later=[LaterWeights(steps=8, weights=weights(1.0 + rank * value))],
+                later=[
+                    LaterWeights(
+                        steps=8,
+                        weights=weights(1.0 + rank * value),
+                        groups=[Group(names=NAMES, options={"lr": rate if rank else 0.1})],
+                    )
+                ],
                 counts=[9],
                 optimizers=["SGD"],
             )
@@ -100,6 +107,8 @@ def test_weights_that_drift_apart_in_later_steps_are_found():
     assert found(1e-5).statement == Statement.DATA_PARALLEL  # rounding of many steps
     assert found(0.01).statement == Statement.WRONG
     assert [each.step for each in found(0.01).findings if each.level == "fault"] == [8]
+    assert first(found(0.01, 0.05)) == "the learning rate of rank 1 is 0.05, of rank 0 0.1"
+    assert found(0.0, 0.05).statement == Statement.WRONG
 
 
 def own_of(name, rank, fresh):

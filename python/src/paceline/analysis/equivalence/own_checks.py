@@ -6,7 +6,7 @@ Each yields findings; `ranks` puts them into an order and says what they show to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -15,7 +15,14 @@ import numpy as np
 
 from paceline.analysis.equivalence.exchange import near, numbers
 from paceline.analysis.equivalence.sample_log import some
-from paceline.measure.records.own_steps import OwnStep, OwnSteps, State, TensorPart, fed_rows
+from paceline.measure.records.own_steps import (
+    Group,
+    OwnStep,
+    OwnSteps,
+    State,
+    TensorPart,
+    fed_rows,
+)
 
 # Order of causes within a step: what comes first makes the others.
 _ORDER = (
@@ -208,14 +215,17 @@ def _of_statistics(
 
 
 def _of_later(records: Sequence[OwnSteps], first: set[TensorPart]) -> Iterator[RankFinding]:
-    """Find weights that differ after later steps. first: those that always did."""
+    """Find options and weights that differ after later steps. first: weights that always did."""
     for those in zip(*(each.later for each in records), strict=False):
         if len({each.steps for each in those}) > 1:
             return
+        options = list(equal_groups([each.groups for each in those], those[0].steps))
+        yield from options
         unequal = [e for e in _unequal([each.weights for each in those]) if e.place not in first]
         apart = [each for each in unequal if each.difference > _ROUNDING_OF_MANY_STEPS]
         if apart:
             yield from _of_states(apart, "drift", those[0].steps)
+        if options or apart:
             return
 
 
@@ -303,11 +313,11 @@ def _of_states(
         )
 
 
-def equal_groups(steps: Steps) -> Iterator[RankFinding]:
-    """Compare the options of optimisers, parameter by parameter."""
+def equal_groups(of_ranks: Iterable[Sequence[Group]], step: int) -> Iterator[RankFinding]:
+    """Compare the options of optimisers, parameter by parameter. of_ranks: groups of each rank."""
     known: dict[tuple[str, str], tuple[int, float | str]] = {}
-    for rank, step in steps.items():
-        for group in step.groups:
+    for rank, groups in enumerate(of_ranks):
+        for group in groups:
             for name in group.names:
                 for option, value in group.options.items():
                     other, theirs = known.setdefault((name, option), (rank, value))
@@ -316,7 +326,7 @@ def equal_groups(steps: Steps) -> Iterator[RankFinding]:
                         yield RankFinding(
                             level=Level.FAULT,
                             kind="groups",
-                            step=step.step,
+                            step=step,
                             tensor=name,
                             factor=_ratio(value, theirs),
                             reason=f"{words} of rank {rank} is {_text(value)}, of rank {other} "

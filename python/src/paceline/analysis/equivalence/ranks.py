@@ -272,7 +272,7 @@ class _Judgement:
     def _of_steps(self) -> Iterator[RankFinding]:
         for key in self._keys:
             steps = self._steps_of(key)
-            yield from equal_groups(steps)
+            yield from equal_groups([each.groups for each in steps.values()], key[1])
             if key[1]:
                 yield from emptied(steps)
             else:

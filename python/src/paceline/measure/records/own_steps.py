@@ -165,10 +165,11 @@ class OwnStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaterWeights:
-    """Weights after one of the later steps. steps: that the first optimiser took."""
+    """Weights and groups after one of the later steps. steps: that the first optimiser took."""
 
     steps: int
     weights: list[State]
+    groups: list[Group] = field(default_factory=list)  # of all optimisers
 
 
 @dataclass(slots=True, kw_only=True)

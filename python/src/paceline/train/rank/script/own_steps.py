@@ -412,7 +412,10 @@ class OwnStepsRecorder:
         steps = self._counts[0]
         if steps > self._most and _is_looked_at(steps):
             weights = self._states.weights(self._optimizers)
-            self._found.later.append(LaterWeights(steps=steps, weights=weights))
+            names = self._states.names(self._optimizers)
+            groups = [g for each in self._optimizers for g in self._states.groups(each, names)]
+            later = LaterWeights(steps=steps, weights=weights, groups=groups)
+            self._found.later.append(later)
 
     def _end(self, step: OwnStep, optimizer: Optimizer, arguments: Any, named: Any) -> None:
         closure = has_closure(arguments, named)
