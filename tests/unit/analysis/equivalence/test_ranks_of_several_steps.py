@@ -82,6 +82,9 @@ def test_ranks_that_begin_with_the_weights_of_one_lose_what_the_others_have_lear
     assert alone(True, False).statement == Statement.WRONG
     found = alone(False, False)
     assert (found.statement, found.findings[0].kind) == (Statement.NOT_SHOWN, "averaged")
+    found = alone(True, True)
+    assert (found.statement, found.findings[0].kind) == (Statement.NOT_SHOWN, "averaged")
+    assert "exchanges inside of its step" in first(found)
 
 
 def test_weights_and_rates_that_drift_apart_in_later_steps_are_found():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paceline.analysis.equivalence.checks import Check, checks_of_statement
+from paceline.analysis.equivalence.observed import LayoutFinding
 from paceline.analysis.equivalence.own_checks import Level, RankFinding
-from paceline.analysis.equivalence.ranks import Statement
-from paceline.analysis.equivalence.shown import Shown
+from paceline.analysis.equivalence.ranks import RanksFinding, Statement
+from paceline.analysis.equivalence.shown import Shown, shown
 
 AGREES = Check(name="final_weights", passed=True, reason="equal")
 DIFFERS = Check(name="final_weights", passed=False, reason="0.4 apart")
@@ -65,3 +66,24 @@ def test_replicas_that_end_apart_are_wrong_but_for_roundings():
 def test_one_step_is_called_the_first_step():
     shown = Shown(statement=Statement.DATA_PARALLEL, findings=(), steps=1, last=0, rows=(8, 8))
     assert shown.words.startswith("a right data-parallel step, in the first step (2")
+
+
+MIXED = RankFinding(level=Level.WEAKER, kind="mixed-rows", reason="combines rows")
+LOST = RankFinding(level=Level.SUSPICION, kind="gathered", reason="without their gradient")
+
+
+@pytest.mark.parametrize(
+    ("is_within", "findings", "expected"),
+    [
+        (False, (MIXED,), Statement.MEAN),  # it may depend on which rows are together
+        (True, (MIXED,), Statement.WRONG),
+        (True, (LOST, MIXED), Statement.MEAN),  # it may be meant
+        (False, (), Statement.WRONG),
+    ],
+)
+def test_rows_that_a_loss_combines_explain_no_gradient_within_the_model(
+    is_within, findings, expected
+):
+    differs = LayoutFinding(passed=False, reason="", kind="gradient", step=0, is_within=is_within)
+    ranks = RanksFinding(statement=Statement.MEAN, findings=findings, steps=4, rows=(8, 8))
+    assert shown(differs, ranks).statement == expected

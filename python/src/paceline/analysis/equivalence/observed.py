@@ -63,6 +63,7 @@ class LayoutFinding:
     steps: int = 0  # that were compared
     limit: str = ""  # why later steps were not compared, as a sentence; empty: they were
     reference: str = "one process"
+    is_within: bool = False  # it arises between modules, whose outputs and last gradients agree
     draws: bool = True  # steps draw random numbers of torch, as dropout does
 
 
@@ -452,6 +453,7 @@ class _Judgement:
             module=None if first.module is None else first.module.name,
             tensor=worst.name,
             factor=factor,
+            is_within=first.kind == "gradient" and not first.is_of_loss,
         )
 
     def _has_rows_of_reference(self, theirs: Update, own: Sequence[Update]) -> bool:

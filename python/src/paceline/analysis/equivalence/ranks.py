@@ -428,6 +428,9 @@ class _Judgement:
             )
             return RankFinding(level=Level.FAULT, kind="exchange", step=step, reason=reason)
         kind = self._records[0].optimizers[steps[0].optimizer]
+        if every and all(self._keeping(steps[0].optimizer)):
+            reason = f"{kind} exchanges inside of its step what ranks compute of own gradients"
+            return RankFinding(level=Level.NOT_SHOWN, kind="averaged", step=step, reason=reason)
         when = "after each step" if every else "after some steps"
         reason = f"ranks step by themselves, and average their weights {when}"
         if every and kind != "SGD":
@@ -437,11 +440,15 @@ class _Judgement:
 
     def _sender(self, optimizer: int) -> int | None:
         """Return the only rank whose weights nothing changes between steps; None without one."""
+        keeps = self._keeping(optimizer)
+        return keeps.index(True) if keeps.count(True) == 1 else None
+
+    def _keeping(self, optimizer: int) -> list[bool]:
+        """Return for each rank whether nothing changes its weights between steps."""
         later = [key for key in self._keys if key[0] == optimizer and key[1]]
-        keeps = [
+        return [
             bool(later) and all(found[k].keeps_weights for k in later) for found in self._by_key
         ]
-        return keeps.index(True) if keeps.count(True) == 1 else None
 
     def _counts(self) -> Iterator[RankFinding]:
         """Compare how many steps ranks take, as far as they were recorded."""

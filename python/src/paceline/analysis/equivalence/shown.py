@@ -235,13 +235,16 @@ def _is_fault(compared: LayoutFinding, ranks: RanksFinding) -> bool:
     """Return whether a difference from the reference is a fault.
 
     A loss that combines rows with each other depends on which ones a rank has. Where ranks use the
-    exact mean of their own gradients, it may be meant so, unless these are a multiple.
+    exact mean of their own gradients, it may be meant so, unless these are a multiple, or begin to
+    differ within the model.
     """
     if compared.passed is not False or compared.kind not in _FAULTS:
         return False
     mixes = any(each.kind == "mixed-rows" for each in ranks.findings)
-    of_loss = compared.kind in {"loss", "gradient"} and not _is_of_ranks(compared, len(ranks.rows))
-    return not (of_loss and mixes and ranks.statement == Statement.MEAN)
+    is_lost = any(_name(each) == "lost-gradient" for each in ranks.findings)
+    of_loss = compared.kind in {"loss", "gradient"} and (is_lost or not compared.is_within)
+    is_own = of_loss and not _is_of_ranks(compared, len(ranks.rows))
+    return not (is_own and mixes and ranks.statement == Statement.MEAN)
 
 
 def _is_of_ranks(compared: LayoutFinding, ranks: int) -> bool:
