@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -14,6 +16,7 @@ from paceline.measure.records.virtual_clock import (
     RecordedSlices,
     Slice,
     VirtualClock,
+    are_together,
     convert_trial,
     keep_slices,
     line,
@@ -110,16 +113,21 @@ def test_overlap_of_hosts_is_counted():
     assert overlap_ns([clock((0, 50), (51, 60)), clock((0, 49), (60, 70))]) == 0
 
 
-def test_hosts_run_at_once_while_a_file_is_there(monkeypatch, tmp_path):
+def test_hosts_run_at_once_until_a_training_begins_or_the_process_ends(monkeypatch, tmp_path):
+    slices = tmp_path / "slices"
     run_in_turns()  # nothing outside of a lab
     run_together()
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setenv(SLICES_VARIABLE, str(tmp_path / "slices"))
+    monkeypatch.setenv(SLICES_VARIABLE, str(slices))
     run_together()
-    assert list(tmp_path.iterdir()) == [together_file(tmp_path / "slices")]
+    assert are_together(slices)
     run_in_turns()
     run_in_turns()  # of the next rank
-    assert list(tmp_path.iterdir()) == []
+    assert not are_together(slices)
+    program = "from paceline.measure.records.virtual_clock import run_together as r; r()"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert list(tmp_path.iterdir()) == [together_file(slices)]
+    assert not are_together(slices)
 
 
 def test_trial_keeps_whole_rounds_until_its_end(tmp_path, monkeypatch):

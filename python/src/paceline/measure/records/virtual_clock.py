@@ -51,20 +51,31 @@ def own_dilation() -> int:
 
 
 def together_file(slices: Path) -> Path:
-    """Return the file that is there while all hosts of a lab run at once."""
+    """Return the file that names the process for which all hosts of a lab run at once."""
     return slices.with_suffix(".together")
 
 
 def run_together() -> None:
-    """Let all hosts run at once until `run_in_turns`; do nothing where they take no turns."""
+    """Let all hosts run at once until `run_in_turns` or the end of this process.
+
+    Do nothing where they take no turns.
+    """
     if SLICES_VARIABLE in os.environ:
-        together_file(Path(os.environ[SLICES_VARIABLE])).touch()
+        write_text(together_file(Path(os.environ[SLICES_VARIABLE])), f"{os.getpid()}\n")
 
 
 def run_in_turns() -> None:
     """Let the hosts take turns from now on, because the training begins."""
     if SLICES_VARIABLE in os.environ:
         together_file(Path(os.environ[SLICES_VARIABLE])).unlink(missing_ok=True)
+
+
+def are_together(slices: Path) -> bool:
+    """Return whether a process that lives has asked for all hosts to run at once."""
+    try:
+        return Path("/proc", together_file(slices).read_text("utf-8").strip()).exists()
+    except FileNotFoundError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -31,8 +31,8 @@ from paceline.measure.records.virtual_clock import (
     CPU_TIME_VARIABLE,
     RecordedSlices,
     Slice,
+    are_together,
     line,
-    together_file,
 )
 from paceline.runner.lab.record import LabRecord
 
@@ -345,8 +345,7 @@ def take_turns(
     slices: file to write. report: descriptor of the pipe to the guardian.
     """
     guardian, slice_ns, ending = os.getppid(), settings.slice_ms * 1_000_000, Ending()
-    switches, together = [Switch(group) for group in groups], together_file(slices)
-    ran_ns, turn = [0] * len(groups), 0
+    switches, ran_ns, turn = [Switch(group) for group in groups], [0] * len(groups), 0
 
     def alive() -> bool:
         os.write(report, b".")
@@ -358,8 +357,8 @@ def take_turns(
             for switch in switches:
                 switch.freeze(alive)
             while alive():
-                if together.exists():
-                    every = _run_together(switches, lambda: alive() and together.exists(), alive)
+                if are_together(slices):
+                    every = _run_together(switches, lambda: alive() and are_together(slices), alive)
                     rows.writelines(line(host, done) for host, done in enumerate(every))
                     soonest_ns = min(done.end_ns for done in every)
                     ran_ns = [

@@ -85,6 +85,7 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     outcome = dataclasses.replace(outcome, launched_unix_s=launched_unix_s)
     if SLICES_VARIABLE in os.environ:
         outcome = _in_own_time(outcome, files, Path(os.environ[SLICES_VARIABLE]))
+        run_together()  # nothing is measured before the next trial trains
     if outcome.status == "ok":
         outcome = _with_load(outcome, files)
     write_json(files.outcome, outcome)
