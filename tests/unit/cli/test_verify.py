@@ -1,4 +1,4 @@
-"""What `paceline verify` says below its table."""
+"""Sentences below the table of `paceline verify`."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_scheduler_reports_while_a_process_waits_for_a_disk(tmp_path):
     assert len(waited) == 3
 
 
-def test_hosts_that_run_at_once_have_slices_that_begin_together(monkeypatch, tmp_path):
+def test_hosts_that_run_at_once_have_slices_that_begin_together(tmp_path):
     switches = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

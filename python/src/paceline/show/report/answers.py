@@ -200,10 +200,12 @@ def _gap_sentences(comparison: Comparison, found: LocalGlobal) -> Iterator[str]:
     if not gap.parts:
         yield f"{words}."
         return
+    if comparison.dilation > 1:
+        yield f"{words}; start, feeding and end are not measured in turns."
+        return
     total_s = sum(part.difference_s.mean for part in gap.parts)
     parts = ", ".join(f"{part.part} {seconds_words(part.difference_s)}" for part in gap.parts)
-    whole = "start, feeding and end are not measured in turns" if comparison.dilation > 1 else ""
-    yield f"{words}; {whole or f'a trial takes {_signed(total_s)} s: {parts}'}."
+    yield f"{words}; a trial takes {_signed(total_s)} s: {parts}."
 
 
 def seconds_words(difference: Mean) -> str:
