@@ -65,6 +65,21 @@ def test_mean_over_steps_covers_the_truth(rho: float) -> None:
     assert 0.91 <= np.mean([each.low <= 0 <= each.high for each in found]) <= 0.975
 
 
+@pytest.mark.parametrize(("rho", "least"), [(0.0, 0.93), (0.5, 0.82)])
+def test_few_steps_have_an_interval_of_the_size_of_their_noise(rho: float, least: float) -> None:
+    steps = autocorrelated(np.random.default_rng(12), rho, (2000, 6))
+    found = [mean_over_steps(values) for values in steps]
+    assert np.mean([each.low <= 0 <= each.high for each in found]) >= least
+    assert np.quantile([each.high - each.value for each in found], 0.99) < 7  # of a noise of 1
+
+
+def test_large_delay_is_seen_in_six_steps_of_which_neighbours_resemble() -> None:
+    delays = np.array([0.305867, 0.311519, 0.29896, 0.292241, 0.292192, 0.289271])
+    found = mean_over_steps(delays, 0.99)
+    assert found is not None
+    assert 0.2 < found.low < found.value < found.high < 0.4
+
+
 def test_few_or_equal_steps_have_the_interval_of_independent_ones() -> None:
     found = mean_over_steps(np.array([1.0, 3.0, 1.0, 3.0]))
     low, high = stats.t.interval(0.95, 3, 2.0, stats.sem([1, 3, 1, 3]))

@@ -136,6 +136,14 @@ def test_ranks_that_are_late_by_chance_are_not_named(make: Any, seed: int) -> No
     assert "similar delays" in found.reason
 
 
+def test_rank_that_is_late_once_is_not_named(make: Any) -> None:
+    files = make(steps=12, lead_s=0.0, transfer_s=0.2)
+    shift_ready(files, 1, np.eye(12)[6] * 0.1)
+    (found,) = straggler_of(load_trial(files))
+    assert found.straggler is None
+    assert "vary too much" in found.reason
+
+
 @pytest.mark.parametrize(
     ("lead_s", "steps", "errors_s", "reason"),
     [

@@ -162,8 +162,10 @@ def _why_none(
     if steps < _LEAST_STEPS or ahead is None:
         return f"{steps} steps are too few"
     both = f"ranks {first.rank} and {second.rank}"
-    if ahead.low <= 0 or ahead.value < first.delay_s.mean / 2:
+    if ahead.value < first.delay_s.mean / 2:
         return f"{both} have similar delays"
+    if ahead.low <= 0:
+        return f"the delays of {both} vary too much from step to step to tell them apart"
     if first.delay_s.mean <= error_s:
         return f"the delay of rank {first.rank} is smaller than the clock error"
     if first.delay_share < _LEAST_SHARE:
