@@ -239,7 +239,10 @@ def _planned(source: str, cores: int | None) -> tuple[Experiment, list[Trial]]:
             "note: jobs do not look at the ranking, so all "
             f"{experiment.max_repeats} repeats are written"
         )
-    return experiment, plan(spec, cores).trials
+    planned = plan(spec, cores)
+    for text in planned.left_out:
+        say(f"left out: {text}")
+    return experiment, planned.trials
 
 
 def _write(out: Path, rendered: Rendered) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +125,24 @@ def test_rates_of_links_are_left_out_where_no_lab_sets_them(
     assert not plan.left_out
     assert len({trial.configuration for trial in plan.trials}) == len(plan.experiment.trials)
     assert {trial.link for trial in plan.trials} == {None, "100mbit"}
+
+
+def test_ranks_for_which_the_listed_hosts_have_no_slots_are_left_out(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("one slots=1\ntwo slots=1\n", "utf-8")
+    document = tomllib.loads(load_spec("horovod-mirrored").text)
+    document["mpi"] = {"hostfile": str(hosts)}
+    plan = planned(document, 2)
+    assert len(plan.left_out) == 2
+    expected = r"expected 2 slots on each of 1 node\(s\), 0 of its hosts have them"
+    assert all(re.search(expected, reason) for reason in plan.left_out)
+    assert {trial.placement.nodes for trial in plan.trials} == {1, 2}
+    hosts.write_text("one slots=2\n", "utf-8")
+    reasons = planned(document, 2).left_out
+    assert ["at least 2 nodes, found 1 (one)" in reason for reason in reasons] == 3 * [True]
+
+
+def test_hostfile_that_cannot_be_read_leaves_nothing_out(tmp_path: Path) -> None:
+    document = tomllib.loads(load_spec("horovod-mirrored").text)
+    document["mpi"] = {"hostfile": str(tmp_path / "none")}
+    assert not planned(document, 2).left_out

@@ -12,6 +12,7 @@ from paceline.base.host.programs import Tool
 from paceline.base.host.spark import COLLECTOR, QUICK_JVM
 from paceline.runner.launchers import torchrun
 from paceline.runner.launchers.base import Command, TemporaryFolders, launcher_for
+from paceline.runner.launchers.descriptors import hostfile_slots
 from paceline.runner.launchers.mpi import implementations
 from paceline.runner.launchers.mpi import implementations as tools
 from paceline.runner.launchers.mpi import launcher as mpi
@@ -23,7 +24,6 @@ from paceline.runner.launchers.mpi.implementations import (
     OpenMpi4,
     OpenMpi5,
 )
-from paceline.runner.launchers.mpi.launcher import hostfile_slots
 from paceline.runner.launchers.spark import launcher as spark
 from paceline.runner.launchers.spark.configuration import check_conf
 from paceline.runner.preflight import this_host

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -262,6 +262,10 @@ class LauncherDescriptor(Descriptor):
     def starts_here(self, options: Any) -> bool:
         """Return whether the ranks of a trial on one node have the cores of this host."""
         return not self.spans_nodes
+
+    def slots(self, options: Any) -> Mapping[str, int] | None:
+        """Return how many ranks each host may have; None where nothing says it."""
+        return None
 
     def executor_program(self, options: Any) -> str | None:
         """Return the end of an argument of the processes that hold ranks (executors).

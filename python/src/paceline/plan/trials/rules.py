@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paceline.base.host.files import regular_bytes
@@ -265,11 +265,14 @@ def _without_gradient(parameter: str) -> str:
 
 
 def core_faults(trial: Trial, cores: int) -> Iterator[str]:
-    """Yield why the ranks of a trial cannot have their cores, if this host is their node.
+    """Yield why the ranks of a trial cannot have their cores, on this host or on listed ones.
 
     cores: of this host.
     """
     place, launcher = trial.placement, LAUNCHERS.get(trial.launcher)
+    slots = launcher.slots(trial.launcher_options)
+    if slots is not None:
+        yield from _slot_faults(trial, slots)
     if place.nodes > 1 or not launcher.starts_here(trial.launcher_options):
         return
     if place.allocated_cores is not None and place.allocated_cores > cores:
@@ -283,6 +286,23 @@ def core_faults(trial: Trial, cores: int) -> Iterator[str]:
             f"thread(s) need {place.cores_per_node} cores on a node, there are {cores} here; use "
             "fewer ranks or threads, or set oversubscribe to share cores on purpose"
         )
+
+
+def _slot_faults(trial: Trial, slots: Mapping[str, int]) -> Iterator[str]:
+    place = trial.placement
+    if len(slots) < place.nodes:
+        yield (
+            f"{trial.configuration}: hostfile: expected at least {place.nodes} nodes, found "
+            f"{len(slots)} ({', '.join(slots) or 'none'}); add hosts or use fewer nodes"
+        )
+    elif not place.oversubscribe:
+        enough = [host for host, count in slots.items() if count >= place.ranks_per_node]
+        if len(enough) < place.nodes:
+            yield (
+                f"{trial.configuration}: hostfile: expected {place.ranks_per_node} slots on each "
+                f"of {place.nodes} node(s), {len(enough)} of its hosts have them; write "
+                f"slots={place.ranks_per_node} after each host, or set oversubscribe"
+            )
 
 
 def link_faults(trial: Trial, *, in_lab: bool) -> Iterator[str]:

@@ -170,6 +170,11 @@ _NO_REASON = re.compile(
     r"^WARNING|(prterun|mpirun) (noticed|has exited|detected)|Primary job +terminated"
     r"|MPI_ABORT was invoked|A process has executed an operation involving a call"
 )
+# Without a list of hosts, mpirun has those of a scheduler, else this one.
+_FEW_HOSTS = re.compile(r"more processes than the ppr|already filled|not enough slots")
+_MORE_HOSTS = (
+    "; name hosts with enough slots in [mpi] hostfile, or let `paceline lab run SPEC` make hosts"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +193,13 @@ def failed_rank(log_text: str) -> int | None:
 def said_by_mpi(log_text: str) -> str | None:
     """Return the first message of Open MPI that gives a reason; None without one.
 
-    Such messages are between rules. Those that follow the first say what it has caused.
+    Such messages are between rules. Those that follow the first say what it has caused. One about
+    too few hosts is followed by what to do.
     """
     for found in _MESSAGE.finditer(log_text):
         text = " ".join(found.group(1).split())
         if not _NO_REASON.search(text):
-            return text
+            return text.partition(":")[0] + _MORE_HOSTS if _FEW_HOSTS.search(text) else text
     return None
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -38,6 +39,10 @@ class Torchrun(LauncherDescriptor):
     checks = "paceline.runner.launchers.torchrun:checks"
     render_slurm = "paceline.runner.launchers.torchrun:slurm_step"
     render_kubernetes = "paceline.runner.launchers.torchrun:kubernetes_object"
+
+
+# of a host in a hostfile of Open MPI or MPICH
+_SLOTS = re.compile(r"(?:\b(?:slots|max_slots|max-slots)\s*=\s*|^[^\s:]+:)(\d+)")
 
 
 class MpiSettings(KeyModel):
@@ -96,12 +101,35 @@ class Mpi(LauncherDescriptor):
     render_kubernetes = "paceline.runner.launchers.mpi.launcher:kubernetes_object"
 
     def starts_here(self, options: Any) -> bool:
-        return options.hostfile is None  # else it says how many ranks a host may have
+        return options.hostfile is None
+
+    def slots(self, options: Any) -> Mapping[str, int] | None:
+        """Return those of the hostfile; None if there is none that can be read."""
+        try:
+            text = Path(options.hostfile).read_text("utf-8") if options.hostfile else None
+        except (OSError, UnicodeDecodeError):
+            return None  # the preflight says why
+        return None if text is None else hostfile_slots(text)
 
     def options(self, request: TrialRequest, experiment: Experiment) -> MpiLaunchOptions:
         settings = experiment.settings(self.name, MpiSettings)
         parameters = request.keys(MpiKeys).mpi_parameters
         return MpiLaunchOptions(**dict(settings), parameters=parameters)
+
+
+def hostfile_slots(text: str) -> dict[str, int]:
+    """Return the slots by host name of a hostfile: `host slots=2` (Open MPI) or `host:2` (MPICH).
+
+    A line without a number counts one slot. The slots of a host on several lines are added.
+    """
+    slots: dict[str, int] = {}
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if words:
+            found = _SLOTS.search(line)
+            host = words[0].partition(":")[0]
+            slots[host] = slots.get(host, 0) + (int(found.group(1)) if found else 1)
+    return slots
 
 
 DEFAULT_DRIVER_MEMORY = "1g"

@@ -7,7 +7,6 @@ https://github.com/kubeflow/mpi-operator.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -18,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base.errors import EnvironmentLacks
+from paceline.base.host.machine import usable_cores
 from paceline.base.host.programs import job_script
 from paceline.measure.records.layout import TrialFiles
+from paceline.plan.trials.rules import core_faults
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import rank_environment
 from paceline.runner.launchers.base import SHARED_MEMORY, Command, failed_rank
@@ -50,7 +51,6 @@ from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
 from paceline.runner.preflight.this_host import check_trial
 
 _SEGMENT_BYTES = 16 * 2**20  # of a rank of Open MPI 5
-_SLOTS = re.compile(r"(?:\b(?:slots|max_slots|max-slots)\s*=\s*|^[^\s:]+:)(\d+)")
 
 
 class MpiLauncher:
@@ -154,41 +154,13 @@ def parameter_arguments(trial: Trial) -> list[str]:
     return [*words, *options.arguments]
 
 
-def hostfile_slots(text: str) -> dict[str, int]:
-    """Return the slots by host name of a hostfile: `host slots=2` (Open MPI) or `host:2` (MPICH).
-
-    A line without a number counts one slot. The slots of a host on several lines are added.
-    """
-    slots: dict[str, int] = {}
-    for line in text.splitlines():
-        words = line.partition("#")[0].split()
-        if words:
-            found = _SLOTS.search(line)
-            host = words[0].partition(":")[0]
-            slots[host] = slots.get(host, 0) + (int(found.group(1)) if found else 1)
-    return slots
-
-
 def _check_hostfile(trial: Trial, path: Path) -> None:
     try:
-        slots = hostfile_slots(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise EnvironmentLacks(f"hostfile {path}: expected a readable file: {error}") from error
-    place = trial.placement
-    if len(slots) < place.nodes:
-        raise EnvironmentLacks(
-            f"hostfile {path}: expected at least {place.nodes} nodes, found {len(slots)} "
-            f"({', '.join(slots) or 'none'}); add hosts or use fewer nodes"
-        )
-    if place.oversubscribe:
-        return
-    enough = [host for host, count in slots.items() if count >= place.ranks_per_node]
-    if len(enough) < place.nodes:
-        raise EnvironmentLacks(
-            f"hostfile {path}: expected {place.ranks_per_node} slots on each of {place.nodes} "
-            f"nodes, {len(enough)} of its hosts have them; write slots={place.ranks_per_node} "
-            "after each host, or set oversubscribe"
-        )
+    for fault in core_faults(trial, usable_cores()):
+        raise EnvironmentLacks(fault)
 
 
 _SSH_DIR = "/home/paceline/.ssh"
