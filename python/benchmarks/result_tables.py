@@ -15,6 +15,9 @@ a factor if its unit is another one:
     1.85<!-- quickstart/rows/local_strategy=threads/speedup/median -->
     25.6<!-- hvprof/rows/0/step_s/median * 1000 -->
     54<!-- equivalence/rows/*/(whole)/(sum) -->
+
+Every other figure in the prose of docs/results is a setting, a result of others or arithmetic:
+given_figures.toml has it with its words, else --check fails.
 """
 
 from __future__ import annotations
@@ -39,6 +42,11 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "docs/results"
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"([−\d.,]+)(<!-- (\w+)/([^>]+?)(?: \* ([\d.e+-]+))? -->)")
+# What is no prose: tables of this program, code, the targets of links and comments.
+NO_PROSE = re.compile(
+    r"<!-- table: .*?<!-- end -->|```.*?```|`[^`]*`|(?<=\])\([^)]*\)|<!--.*?-->", re.DOTALL
+)
+ANY_FIGURE = re.compile(r"(?<![\w.-])\d[\d.,]*(?<![.,])")
 WORD = re.compile(r"\([^)]*\)|[^/]+")  # of a path
 UNITS = {
     "": 1.0,
@@ -58,14 +66,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is old")
     check = parser.parse_args().check
-    old = []
+    old, unexplained = [], []
     for page in pages():
+        unexplained += [f"{page.name}: {each}" for each in unexplained_figures(page)]
         if (new := renewed(page)) != page.read_text("utf-8"):
             old.append(page.name)
             if not check:
                 page.write_text(new, "utf-8")
     if check and old:
         sys.exit(f"not as the raw files say: {', '.join(old)}; run python result_tables.py")
+    if unexplained:
+        lines = "".join(f"\n  - {each}" for each in unexplained)
+        sys.exit(f"expected a raw file or an entry in given_figures.toml for:{lines}")
 
 
 def pages() -> list[Path]:
@@ -77,6 +89,31 @@ def renewed(page: Path) -> str:
     """Return the text of a page as the raw files give it."""
     folder = os.path.relpath(RESULTS / "raw", page.parent)
     return with_tables(page.read_text("utf-8"), folder)
+
+
+def unexplained_figures(page: Path) -> list[str]:
+    """Return the figures of a results page that are neither from raw files nor given."""
+    if page.parent != RESULTS:
+        return []
+    phrases = given_figures()
+    return figures_without(page.read_text("utf-8"), [*phrases["everywhere"], *phrases[page.name]])
+
+
+def figures_without(text: str, given: Sequence[str]) -> list[str]:
+    """Return the figures in prose that have no marker and are in no given phrase, with context."""
+    prose = " ".join(NO_PROSE.sub(" ", FIGURE.sub(" ", text)).split())
+    for phrase in sorted(given, key=len, reverse=True):
+        prose = re.sub(rf"(?<![\w.,]){re.escape(phrase)}(?![\d])", "…", prose)
+    return [
+        prose[max(0, found.start() - 40) : found.end() + 20].strip()
+        for found in ANY_FIGURE.finditer(prose)
+    ]
+
+
+@cache
+def given_figures() -> dict[str, list[str]]:
+    """Return the phrases with figures that no raw file has: by page, and those of all pages."""
+    return tomllib.loads((HERE / "given_figures.toml").read_text("utf-8"))
 
 
 @cache

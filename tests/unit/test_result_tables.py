@@ -34,6 +34,26 @@ def test_tables_and_figures_follow_from_the_raw_files(
     assert result_tables.renewed(page) == page.read_text("utf-8")
 
 
+@pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.name)
+def test_figures_in_prose_of_results_are_from_raw_files_or_given(
+    result_tables: ModuleType, page: Path
+) -> None:
+    assert result_tables.unexplained_figures(page) == []
+    text = " ".join(page.read_text("utf-8").split())
+    given = result_tables.given_figures()
+    assert [phrase for phrase in given[page.name] if phrase not in text] == []
+
+
+def test_a_figure_without_its_source_is_named(result_tables: ModuleType) -> None:
+    text = (
+        "VGG16 at 1 Gbit/s: 1.85<!-- a/b --> times `--repeats 3`, [raw](raw/9.json)\n"
+        "<!-- table: t -->\n| 7 |\n<!-- end -->\n```\n8\n```\nand 2.5 s at 11 Gbit/s of\n5 %."
+    )
+    first, second = result_tables.figures_without(text, ["1 Gbit/s", "of 5 %"])
+    assert "and 2.5 s" in first
+    assert "11 Gbit/s" in second
+
+
 def test_every_declared_table_is_on_a_page(result_tables: ModuleType) -> None:
     texts = [page.read_text("utf-8") for page in PAGES]
     on_pages = [name for text in texts for name in re.findall(r"<!-- table: (\w+) -->", text)]
