@@ -156,9 +156,11 @@ def test_paths_of_slurm_jobs_begin_where_they_were_rendered(
 def test_what_cannot_be_rendered_is_told(paceline: Cli, tmp_path: Path) -> None:
     spec = tmp_path / "small.toml"
     never_made = small(samples=9)
-    spec.write_text(never_made + trial("mpi", "gloo"), "utf-8")
-    rendered = paceline.main("render", "slurm", spec, "--out", tmp_path / "jobs")
+    two_cores = trial("mpi", "mpi").replace("oversubscribe = true\n", "")
+    spec.write_text(never_made + trial("mpi", "gloo") + two_cores, "utf-8")
+    rendered = paceline.main("render", "slurm", spec, "--out", tmp_path / "jobs", "--cores", 1)
     assert rendered.returncode == 0, rendered.stderr
+    assert "left out: tiny.mpi.mpi.processes.n1r2t1.fp32: 2 ranks" in rendered.stderr
     assert "left out tiny.mpi.gloo" in rendered.stderr
     assert "does not exist yet" in rendered.stderr
     assert f"next: `bash {tmp_path}/jobs/submit.sh` submits all trials" in rendered.stderr
