@@ -26,7 +26,7 @@ _slice_option = click.option(
     metavar="MS",
     type=int,
     default=5,
-    help="Of a host that takes turns, in milliseconds: 5 to 20.",
+    help="Of a host that takes turns, in milliseconds: 1 to 20.",
 )
 # the number of the host, from 0, or its name
 _host_argument = click.argument("host")

@@ -26,8 +26,8 @@ def settings(**changes):
         ({"cores": None}, "a number of cores"),
         ({"bandwidth": None}, "cannot be slowed"),
         ({"hosts": 1}, "at least 2 hosts"),
-        ({"slice_ms": 4}, "expected 5 to 20 ms"),
-        ({"slice_ms": 21}, "expected 5 to 20 ms"),
+        ({"slice_ms": 0}, "expected 1 to 20 ms"),
+        ({"slice_ms": 21}, "expected 1 to 20 ms"),
     ],
 )
 def test_turns_that_cannot_be_are_refused(changes, said):

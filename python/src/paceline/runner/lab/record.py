@@ -23,7 +23,7 @@ from paceline.plan.spec.values import bits_per_s
 
 NAME_VARIABLE = "PACELINE_LAB"  # set in all processes of a lab
 MOST_HOSTS = 64
-SHORTEST_SLICE_MS, LONGEST_SLICE_MS = 5, 20
+SHORTEST_SLICE_MS, LONGEST_SLICE_MS = 1, 20
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
 
