@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 REAL = "real"
 LINKS = ("10gbit", "1gbit", "100mbit")
 STRATEGIES = ("sequential", "intraop", "threads", "processes", "pipeline", "sharded")
+SLICE_MS = LabSettings().slice_ms  # where not several are compared
 SIZES_BYTES = (1_000, 10_000, 100_000, 1_000_000, 5_000_000, 25_000_000)
 ALLOWED, ALLOWED_SLOW = 0.05, 0.1  # difference of a speedup; at 100 Mbit/s
 START_S, END_S, CALLS_S = 120.0, 60.0, 0.25
@@ -111,7 +112,7 @@ class Piece:
     cores: int  # of each host
     link: str = "1gbit"
     hosts: int = 2
-    slices_ms: tuple[int, ...] = (10,)
+    slices_ms: tuple[int, ...] = (SLICE_MS,)
     baseline: str = ""  # piece with the sequential training of the same hosts
     what: str = ""  # in the table
 
@@ -134,7 +135,7 @@ def pieces() -> dict[str, Piece]:
         found[f"b-gradients-{link}"] = Piece(
             gradients, 1, link, baseline=one, what=f"{two}, gradients, {link}"
         )
-        slices_ms = (1, 2, 5, 10) if link == "1gbit" else (10,)
+        slices_ms = (1, 2, 5, 10) if link == "1gbit" else (SLICE_MS,)
         found[f"d-{link}"] = Piece("", 1, link, slices_ms=slices_ms, what=link)
     found["e-1gbit"] = Piece("", 1, slices_ms=(1, 2, 5), hosts=4, what="1gbit, four hosts")
     found["b-factors-100mbit"] = Piece(
@@ -432,7 +433,7 @@ def concluded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         piece = pieces()[name]
         found += [{**row, "what": piece.what} for row in compared(name, own)]
         for mode in piece.modes[1:] if piece.baseline in by_piece else ():
-            baseline = ratio_of(by_piece[piece.baseline], "10")
+            baseline = ratio_of(by_piece[piece.baseline], str(SLICE_MS))
             ratio = speedup_ratio(ratio_of(own, mode), baseline)
             allowed = ALLOWED_SLOW if piece.link == "100mbit" else ALLOWED
             row = {"piece": name, "quantity": "speedup", "slice_ms": int(mode), "ratio": ratio}
