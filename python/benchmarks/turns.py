@@ -13,7 +13,6 @@ a-STRATEGY   one host of two cores, with an empty second one
 b-WHAT-LINK  hosts of one core: one sequential, two with all gradients or with factors
 c-slices     two hosts at 1 Gbit/s, all gradients, with slices of 1 to 20 ms
 d-LINK       all-reduces of MPI between two hosts of one core, 1 KB to 25 MB
-e-LINK       the same between four; in "real" two hosts share each core
 """
 
 from __future__ import annotations
@@ -111,7 +110,6 @@ class Piece:
     trial: str  # empty: all-reduces
     cores: int  # of each host
     link: str = "1gbit"
-    hosts: int = 2
     slices_ms: tuple[int, ...] = (SLICE_MS,)
     baseline: str = ""  # piece with the sequential training of the same hosts
     what: str = ""  # in the table
@@ -137,7 +135,6 @@ def pieces() -> dict[str, Piece]:
         )
         slices_ms = (1, 2, 5, 10) if link == "1gbit" else (SLICE_MS,)
         found[f"d-{link}"] = Piece("", 1, link, slices_ms=slices_ms, what=link)
-    found["e-1gbit"] = Piece("", 1, slices_ms=(1, 2, 5), hosts=4, what="1gbit, four hosts")
     found["b-factors-100mbit"] = Piece(
         factors, 1, "100mbit", baseline=one, what=f"{two}, factors, 100mbit"
     )
@@ -195,7 +192,7 @@ class Block:
 
 def measured(piece: Piece, rounds: int, block_s: float) -> list[dict[str, Any]]:
     """Return the durations of each block, in the time of the first host, by what lasted so long."""
-    settings = LabSettings(hosts=piece.hosts, cores=piece.cores, bandwidth=piece.link, turns=True)
+    settings = LabSettings(hosts=2, cores=piece.cores, bandwidth=piece.link, turns=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         try:
@@ -241,10 +238,7 @@ def alternated(lab: Lab, piece: Piece, rounds: int, block_s: float, folder: Path
 
 
 def pin(lab: Lab, *, apart: bool) -> None:
-    """Give each host of one core its own core, or all the same; others keep theirs.
-
-    Of more hosts than cores, those with the same remainder share one.
-    """
+    """Give each host of one core its own core, or all the same; others keep theirs."""
     if lab.record.settings.cores != 1:
         return
     here = sorted(os.sched_getaffinity(0))
@@ -252,7 +246,7 @@ def pin(lab: Lab, *, apart: bool) -> None:
         name = "tasks" if group.version == 1 else "cgroup.threads"
         for thread in (group.folder / name).read_text().split():
             with suppress(ProcessLookupError):  # it has ended
-                os.sched_setaffinity(int(thread), {here[number % len(here) if apart else 0]})
+                os.sched_setaffinity(int(thread), {here[number if apart else 0]})
 
 
 @contextmanager
@@ -310,7 +304,7 @@ def train(spec: Path, run: Path) -> None:
 def all_reduces(lab: Lab, folder: Path) -> tuple[list[object], Callable[[], list[dict[str, Any]]]]:
     out = folder / "calls.jsonl"
     words = [
-        mpirun(), "-n", len(lab.hosts), "--hostfile", lab.hostfile, "--map-by", "ppr:1:node",
+        mpirun(), "-n", 2, "--hostfile", lab.hostfile, "--map-by", "ppr:1:node",
         "--bind-to", "none", sys.executable, "-m", "mpi4py", __file__, _RANK, out,
     ]  # fmt: skip
     return words, lambda: list(read_jsonl(out)) if out.exists() else []
