@@ -13,6 +13,7 @@ from tests.unit.analysis.fabricate import on_nodes
 from tests.unit.analysis.ways import Way
 
 from paceline.analysis.compare.run import Comparison, compare_run
+from paceline.analysis.compare.traces import TraceRelation, TraceRelations, TraceScope
 from paceline.show.report.answers import answers
 from paceline.show.report.document import charts, page_sections, render
 from paceline.show.report.local_global import QUESTION, answer_view
@@ -50,6 +51,24 @@ def test_order_that_changes_is_said_with_its_reason(changed: Comparison) -> None
     assert "as fast as sequential, but on 2 nodes (mpi over gloo) sequential is 1." in second
     assert "mainly in exposed exchange: 50 ms instead of 40" in second
     assert "(2 ranks of a node share its link, not 1). 2 more pairs of strategies" in second
+
+
+def test_order_that_the_local_speedup_explains_leaves_no_trace(changed: Comparison) -> None:
+    relation = TraceRelation(
+        trace="cpu_percent", correlation=0.8, beyond_local=None, p_value=None,
+        is_significant=False, strategies_needed=None,
+    )  # fmt: skip
+    traces = TraceRelations(
+        strategies=6, least_p_value=0.003, least_strategies=5, not_measured=(), not_varying=(),
+        scopes=(TraceScope(nodes=None, places=1, relations=(relation,)),),
+    )  # fmt: skip
+    (found,) = changed.local_global
+    said = answers(changed, dataclasses.replace(found, traces=traces))
+    (sentence,) = (each for each in said if "trace" in each)
+    assert sentence == (
+        "With the local speedup taken out, no order is left that a trace could go along with "
+        "(over 6 strategies and 1 place)."
+    )
 
 
 def test_spark_and_mpi_are_said_to_differ_in_start_feeding_and_steps(changed: Comparison) -> None:

@@ -258,7 +258,14 @@ def _related(traces: TraceRelations) -> Iterator[str]:
             f"Beyond the local speedup, {TRACE_WORDS[each.trace]} and global speedup go together: "
             f"{_correlation(each)} {where} ({among}). A correlation is no cause."
         )
-    if shown or not tested or traces.strategies < traces.least_strategies:
+    if shown or traces.strategies < traces.least_strategies:
+        return
+    if not tested:
+        if any(each.correlation is not None for each in scope.relations):
+            yield (
+                "With the local speedup taken out, no order is left that a trace could go along "
+                f"with ({where})."
+            )
         return
     near = min(tested, key=lambda each: each.p_value or 0.0)
     needed = near.strategies_needed
