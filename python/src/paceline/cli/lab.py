@@ -25,7 +25,7 @@ _slice_option = click.option(
     "slice_ms",
     metavar="MS",
     type=int,
-    default=2,
+    default=1,
     help="Of a host that takes turns, in milliseconds: 1 to 20.",
 )
 # the number of the host, from 0, or its name

@@ -45,7 +45,7 @@ class LabSettings:
     slots: int | None = None
     bandwidth: str | None = None
     turns: bool = False
-    slice_ms: int = 2
+    slice_ms: int = 1
     spark: bool = False
 
     def check(self) -> None:
