@@ -53,10 +53,11 @@ def test_order_that_changes_is_said_with_its_reason(changed: Comparison) -> None
     assert "(2 ranks of a node share its link, not 1). 2 more pairs of strategies" in second
 
 
-def test_order_that_the_local_speedup_explains_leaves_no_trace(changed: Comparison) -> None:
+def _said_of_trace(changed: Comparison, **values: Any) -> str:
+    """Return the sentence on traces where six strategies have one trace with these values."""
     relation = TraceRelation(
-        trace="cpu_percent", correlation=0.8, beyond_local=None, p_value=None,
-        is_significant=False, strategies_needed=None,
+        trace="cpu_percent", correlation=0.8, is_significant=False,
+        **{"beyond_local": None, "p_value": None, "strategies_needed": None, **values},
     )  # fmt: skip
     traces = TraceRelations(
         strategies=6, least_p_value=0.003, least_strategies=5, not_measured=(), not_varying=(),
@@ -65,10 +66,23 @@ def test_order_that_the_local_speedup_explains_leaves_no_trace(changed: Comparis
     (found,) = changed.local_global
     said = answers(changed, dataclasses.replace(found, traces=traces))
     (sentence,) = (each for each in said if "trace" in each)
-    assert sentence == (
+    return sentence
+
+
+def test_order_that_the_local_speedup_explains_leaves_no_trace(changed: Comparison) -> None:
+    assert _said_of_trace(changed) == (
         "With the local speedup taken out, no order is left that a trace could go along with "
         "(over 6 strategies and 1 place)."
     )
+
+
+@pytest.mark.parametrize(("needed", "number"), [(12, "about 12"), (4022, "very many")])
+def test_strategies_that_would_show_a_trace_are_counted(
+    changed: Comparison, needed: int, number: str
+) -> None:
+    said = _said_of_trace(changed, beyond_local=0.4, p_value=0.3, strategies_needed=needed)
+    assert said.endswith(f"p = 0.3 over 6 strategies and 1 place (Holm over 1 trace); {number} "
+                         "strategies would show it.")  # fmt: skip
 
 
 def test_spark_and_mpi_are_said_to_differ_in_start_feeding_and_steps(changed: Comparison) -> None:

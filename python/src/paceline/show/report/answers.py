@@ -48,6 +48,7 @@ TRACE_WORDS = {
     "iowait_percent": "IOWait",
     "sent_bytes_per_step": "bytes sent in a step",
 }
+_MOST_STRATEGIES = 50  # more are not a plan
 _MOST_NAMED = 3
 
 
@@ -269,7 +270,8 @@ def _related(traces: TraceRelations) -> Iterator[str]:
         return
     near = min(tested, key=lambda each: each.p_value or 0.0)
     needed = near.strategies_needed
-    more = f"; about {needed} strategies would show it" if needed else ""
+    number = f"about {needed}" if needed and needed <= _MOST_STRATEGIES else "very many"
+    more = f"; {number} strategies would show it" if needed else ""
     yield (
         f"No trace is shown to go along with the global speedup beyond the local speedup. The "
         f"nearest is {TRACE_WORDS[near.trace]}: {_correlation(near)} {where} ({among}){more}."
