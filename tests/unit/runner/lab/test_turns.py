@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.base.errors import EnvironmentLacks, TimedOut, UsageError
+from paceline.measure.records.virtual_clock import Slice
 from paceline.runner.lab import LabSettings, turns
 from paceline.runner.trials.run_trial import slowed
 
@@ -40,6 +41,21 @@ def test_all_hosts_have_the_same_cores_and_time_runs_slower():
     four.check()
     assert [four.cores_of(number, [1, 3, 5]) for number in range(4)] == [[1, 3]] * 4
     assert (four.dilation, LabSettings(hosts=4).dilation) == (4, 1)
+
+
+def test_links_are_slowed_for_the_time_of_a_change_too():
+    assert [settings(hosts=4, slice_ms=ms).link_slowdown for ms in (1, 5)] == [5.0, 4.2]
+    assert LabSettings(hosts=4).link_slowdown == 1.0
+
+
+def test_a_change_takes_its_time_on_average():
+    due_ns, end_ns, starts = 0, 7 * MS, []
+    for change_ms in (0, 0.125, 0.5, 0.125, 0.125, 3, 0.125):
+        start_ns = max(due_ns, end_ns + round(change_ms * MS))
+        end_ns = start_ns + 2 * MS
+        starts.append(start_ns / MS)
+        due_ns = turns.next_due_ns(due_ns, Slice(start_ns, end_ns), 2 * MS)
+    assert starts == [7, 9.25, 11.75, 13.875, 16, 21, 23.25]
 
 
 def test_a_host_with_more_cores_than_there_are_is_refused():

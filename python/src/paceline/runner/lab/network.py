@@ -90,7 +90,7 @@ def make(record: LabRecord) -> None:
 def shape(record: LabRecord, rate: str | None) -> None:
     """Limit the rate of each host's link in both directions; None removes the limit.
 
-    Where hosts take turns, the rate is divided by their number, and None is refused (UsageError).
+    Where hosts take turns, links are slower, and None is refused (UsageError).
     Both ends of the link have a token bucket. TCP retransmits what a full queue drops. tc counts
     the bytes of Ethernet frames without preamble, checksum and gap.
     """
@@ -104,10 +104,10 @@ def shape(record: LabRecord, rate: str | None) -> None:
                 with suppress(EnvironmentLacks):  # there was no limit
                     _run(*queue, "delete", "dev", interface, "root")
             else:
-                dilation = record.settings.dilation
-                bits = round(bits_per_s(rate) / dilation)
-                queue_time = f"{_QUEUE_MS * dilation}ms"
-                burst = max(_BURST_BYTES, round(bits / 8 * _BURST_S * dilation))
+                slowdown = record.settings.link_slowdown
+                bits = round(bits_per_s(rate) / slowdown)
+                queue_time = f"{_QUEUE_MS * slowdown:g}ms"
+                burst = max(_BURST_BYTES, round(bits / 8 * _BURST_S * slowdown))
                 segment = min(segment, round(burst * _PAYLOAD))
                 _run(
                     *queue, "replace", "dev", interface, "root", "tbf",
@@ -124,8 +124,9 @@ def _enlarge_buffers(record: LabRecord, rate_bits_per_s: float) -> None:
     The kernel sends and receives for a frozen host as long as there is room (tcp(7)).
     """
     settings = record.settings
-    frozen_s = (settings.hosts - 1) * settings.slice_ms / 1000
-    needed = round(2 * rate_bits_per_s / settings.dilation / 8 * frozen_s)
+    round_s = settings.link_slowdown * settings.slice_ms / 1000
+    frozen_s = round_s - settings.slice_ms / 1000
+    needed = round(2 * rate_bits_per_s / settings.link_slowdown / 8 * frozen_s)
     for host in record.hosts:
         for name in ("tcp_rmem", "tcp_wmem"):
             place = f"/proc/sys/net/ipv4/{name}"

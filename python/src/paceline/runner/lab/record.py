@@ -24,6 +24,7 @@ from paceline.plan.spec.values import bits_per_s
 NAME_VARIABLE = "PACELINE_LAB"  # set in all processes of a lab
 MOST_HOSTS = 64
 SHORTEST_SLICE_MS, LONGEST_SLICE_MS = 1, 20
+CHANGE_MS = 0.25  # from one host to the next; freezing takes 0.1 to 0.3 ms
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 
 
@@ -80,6 +81,14 @@ class LabSettings:
     def dilation(self) -> int:
         """Return how many times longer everything takes than on hosts of their own."""
         return self.hosts if self.turns else 1
+
+    @property
+    def link_slowdown(self) -> float:
+        """Return how many times slower a link is than its rate.
+
+        It goes on while hosts change, when no host computes.
+        """
+        return self.dilation * (1 + CHANGE_MS / self.slice_ms) if self.turns else 1.0
 
     def slots_per_host(self) -> int:
         """Return the slots of a host for the host list and the Spark workers."""

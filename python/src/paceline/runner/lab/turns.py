@@ -1,6 +1,6 @@
 """Hosts of a lab that take turns: all but one are frozen, and each has all its cores in its slice.
 
-While a trial starts they run all at once.
+While a trial starts, and after its training, they run all at once.
 
 A scheduler outside of the hosts freezes one and thaws the next (the freezer of control groups,
 version 1 or `cgroup.freeze` of version 2). Its parent, the guardian, thaws all hosts if the
@@ -34,7 +34,7 @@ from paceline.measure.records.virtual_clock import (
     are_together,
     line,
 )
-from paceline.runner.lab.record import LabRecord
+from paceline.runner.lab.record import CHANGE_MS, LabRecord
 
 TURNS_VARIABLE = "PACELINE_LAB_TURNS"  # set in scheduler and guardian: the lab's name
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -337,6 +337,17 @@ def length_ns(ran_ns: int, turn: int, slice_ns: int) -> int:
     return max(round(slice_ns * _SHORTEST), (turn + 1) * slice_ns - ran_ns)
 
 
+def next_due_ns(due_ns: int, done: Slice, slice_ns: int) -> int:
+    """Return when the next slice may begin, so that a change takes CHANGE_MS on average.
+
+    due_ns: when `done` was to begin. Links are slowed for changes of this length, since they go on
+    meanwhile. A long change is followed by shorter ones; one longer than a slice is not made up.
+    """
+    change_ns = round(CHANGE_MS * 1e6)
+    begun_ns = due_ns if done.start_ns - due_ns <= slice_ns else done.start_ns
+    return begun_ns + done.length_ns + change_ns
+
+
 def take_turns(
     groups: Sequence[FreezerGroup], settings: RecordedSlices, slices: Path, report: int
 ) -> None:
@@ -346,6 +357,7 @@ def take_turns(
     """
     guardian, slice_ns, ending = os.getppid(), settings.slice_ms * 1_000_000, Ending()
     switches, ran_ns, turn = [Switch(group) for group in groups], [0] * len(groups), 0
+    due_ns = 0
 
     def alive() -> bool:
         os.write(report, b".")
@@ -366,7 +378,9 @@ def take_turns(
                     ]
                 for host, switch in enumerate(switches):
                     asked_ns = length_ns(ran_ns[host], turn, slice_ns)
+                    _sleep_until(due_ns)
                     done = _run(switch, asked_ns, alive)
+                    due_ns = next_due_ns(due_ns, done, slice_ns)
                     ran_ns[host] += done.length_ns
                     rows.write(line(host, done))
                     alive()
@@ -378,8 +392,12 @@ def take_turns(
 
 def _run(switch: Switch, asked_ns: int, alive: Callable[[], object]) -> Slice:
     start_ns = switch.thaw()
-    time.sleep(max(0, start_ns + asked_ns - time.monotonic_ns()) / 1e9)
+    _sleep_until(start_ns + asked_ns)
     return Slice(start_ns, switch.freeze(alive))
+
+
+def _sleep_until(monotonic_ns: int) -> None:
+    time.sleep(max(0, monotonic_ns - time.monotonic_ns()) / 1e9)
 
 
 def _run_together(
