@@ -23,7 +23,9 @@ from paceline.measure.records.virtual_clock import (
     overlap_ns,
     run_in_turns,
     run_together,
+    run_together_again,
     together_file,
+    waiting_file,
 )
 
 MS = 1_000_000
@@ -96,6 +98,18 @@ def test_file_is_read_for_each_host_without_its_unfinished_line(tmp_path):
     assert found.until_unix_s() == pytest.approx(0.030 + 1e-6)
 
 
+@pytest.mark.parametrize("read_bytes", [1, 100, 10_000])
+def test_only_the_end_of_a_file_is_read(tmp_path, monkeypatch, read_bytes):
+    monkeypatch.setattr(virtual_clock, "_READ_BYTES", read_bytes)
+    path, every = tmp_path / "slices", recorded(100, offset_ns=1000)
+    path.write_text(every.text)
+    assert RecordedSlices.read(path) == every
+    found = RecordedSlices.read(path, 1.9 + 1e-6)
+    assert found.rows == every.rows[-len(found.rows) :]
+    assert found.rows[0][1].start_ns < 1900 * MS
+    assert (len(found.rows) < 100) is (read_bytes < 10_000)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "\n", "something\n", "slices unix_offset_ns=1 hosts=a cores=1 slice_ms=1\n0 x y\n"],
@@ -124,9 +138,13 @@ def test_hosts_run_at_once_until_a_training_begins_or_the_process_ends(monkeypat
     run_in_turns()
     run_in_turns()  # of the next rank
     assert not are_together(slices)
+    run_together_again()
+    run_together_again()  # of the next rank
+    assert are_together(slices)
+    run_in_turns()
     program = "from paceline.measure.records.virtual_clock import run_together as r; r()"
     subprocess.run([sys.executable, "-c", program], check=True)
-    assert list(tmp_path.iterdir()) == [together_file(slices)]
+    assert set(tmp_path.iterdir()) == {together_file(slices), waiting_file(slices)}
     assert not are_together(slices)
 
 

@@ -104,6 +104,18 @@ def content_of(path: Path) -> bytes:
         return file.read()
 
 
+def ends_of(path: Path, last_bytes: int) -> tuple[bytes, bytes]:
+    """Return the first line of a file of a run and at most so many of its last bytes after it.
+
+    Raises as `content_of`.
+    """
+    with _opened(path) as file:
+        first = file.readline(_LONGEST_LINE)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(len(first), size - last_bytes))
+        return first, file.read()
+
+
 def text_of(path: Path) -> str:
     """Return the content of a file of a run as text, with a mark for bytes that are not.
 

@@ -3,7 +3,8 @@
 The lab records every slice of time in which a host ran: number of the host, start and end, in
 nanoseconds of the machine's monotonic clock, so a step of the wall clock changes no slice.
 `unix_offset_ns` in the first line is added to get nanoseconds since the epoch. While a trial
-starts, which is not measured, all hosts run at once: their slices begin at the same time.
+starts and after its training, which is not measured, all hosts run at once: their slices begin at
+the same time.
 
 At the end of a trial its records are converted, all by `VirtualClock.unix_s`: a process reads the
 clock only while its host runs, so nothing is lost. `slices` of the trial has what is needed to get
@@ -17,6 +18,7 @@ import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -27,7 +29,7 @@ from typing import Any, Self
 from paceline.base.errors import DataError, EnvironmentLacks
 from paceline.collectives.host import wait_until
 from paceline.measure.records.files import (
-    content_of,
+    ends_of,
     read_json,
     read_jsonl,
     replacing,
@@ -43,6 +45,7 @@ CPU_TIME_VARIABLE = "PACELINE_LAB_CPU_TIME"  # file of the host's control group 
 LEAST_ROUNDS = 20  # in a step, else its duration depends on where the slices begin
 _BEFORE_S = 1.0  # slices of a trial begin so long before it
 _RECORDED_S = 5.0  # limit to wait for the slice that is running
+_READ_BYTES = 2**20  # of the newest slices, at first
 
 
 def own_dilation() -> int:
@@ -53,6 +56,11 @@ def own_dilation() -> int:
 def together_file(slices: Path) -> Path:
     """Return the file that names the process for which all hosts of a lab run at once."""
     return slices.with_suffix(".together")
+
+
+def waiting_file(slices: Path) -> Path:
+    """Return the file that names this process while hosts take turns for it."""
+    return slices.with_suffix(".waiting")
 
 
 def run_together() -> None:
@@ -67,7 +75,20 @@ def run_together() -> None:
 def run_in_turns() -> None:
     """Let the hosts take turns from now on, because the training begins."""
     if SLICES_VARIABLE in os.environ:
-        together_file(Path(os.environ[SLICES_VARIABLE])).unlink(missing_ok=True)
+        slices = Path(os.environ[SLICES_VARIABLE])
+        _renamed(together_file(slices), waiting_file(slices))
+
+
+def run_together_again() -> None:
+    """Let all hosts run at once as before `run_in_turns`, because all ranks have trained."""
+    if SLICES_VARIABLE in os.environ:
+        slices = Path(os.environ[SLICES_VARIABLE])
+        _renamed(waiting_file(slices), together_file(slices))
+
+
+def _renamed(path: Path, goal: Path) -> None:
+    with suppress(FileNotFoundError):  # another rank was faster
+        path.rename(goal)
 
 
 def are_together(slices: Path) -> bool:
@@ -165,22 +186,37 @@ class RecordedSlices:
     rows: tuple[tuple[int, Slice], ...] = ()  # number of the host, slice in the monotonic clock
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file; an unfinished last line is left out. Raises DataError if it has none."""
-        first = ""
+    def read(cls, path: Path, since_unix_s: float = 0.0) -> Self:
+        """Read the slices that began at a time of the machine or later, and perhaps some before.
+
+        An unfinished last line is left out. Raises DataError if the file has no first line.
+        """
+        first, length = b"", _READ_BYTES
         try:
-            text = content_of(path).decode("utf-8")
-            first, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
-            words = dict(word.split("=") for word in first.split()[1:])
-            numbers = (int(words[name]) for name in ("unix_offset_ns", "cores", "slice_ms"))
-            offset_ns, cores, slice_ms = numbers
-            rows = [tuple(map(int, each.split())) for each in lines]
-            found = tuple((host, Slice(start, end)) for host, start, end in rows)
-            return cls(offset_ns, tuple(words["hosts"].split(",")), cores, slice_ms, found)
+            while True:
+                first, tail = ends_of(path, length)
+                found = cls._of(first.decode("utf-8"), tail, is_whole=len(tail) < length)
+                limit_ns = round(since_unix_s * 1e9) - found.unix_offset_ns
+                begins_before = bool(found.rows) and found.rows[0][1].start_ns < limit_ns
+                if len(tail) < length or begins_before:
+                    return found
+                length *= 4
         except (OSError, KeyError, ValueError) as error:
             raise DataError(
-                f"{path}: expected the slices of a lab, found {first[:80]!r}: {error}"
+                f"{path}: expected the slices of a lab, found {str(first[:80])[1:]}: {error}"
             ) from error
+
+    @classmethod
+    def _of(cls, first: str, tail: bytes, *, is_whole: bool) -> Self:
+        """Return the slices of lines; if they are not the whole file, without the first line."""
+        words = dict(word.split("=") for word in first.split()[1:])
+        numbers = (int(words[name]) for name in ("unix_offset_ns", "cores", "slice_ms"))
+        offset_ns, cores, slice_ms = numbers
+        begin = 0 if is_whole else tail.find(b"\n") + 1
+        lines = tail[begin : tail.rfind(b"\n") + 1].decode("utf-8").splitlines()
+        rows = [tuple(map(int, each.split())) for each in lines]
+        found = tuple((host, Slice(start, end)) for host, start, end in rows)
+        return cls(offset_ns, tuple(words["hosts"].split(",")), cores, slice_ms, found)
 
     @property
     def header(self) -> str:
@@ -252,11 +288,12 @@ def keep_slices(
     source: slices of the lab. Raises EnvironmentLacks if the turns have ended.
     """
 
-    recorded: RecordedSlices | None = None  # reading takes a second after an hour
+    recorded: RecordedSlices | None = None
+    since_unix_s = from_unix_s - _BEFORE_S
 
     def complete() -> bool:
         nonlocal recorded
-        recorded = RecordedSlices.read(source)
+        recorded = RecordedSlices.read(source, since_unix_s)
         return recorded.until_unix_s() >= until_unix_s
 
     if not wait_until(complete, _RECORDED_S, poll_s=0.2) or recorded is None:
@@ -264,7 +301,7 @@ def keep_slices(
             f"{source}: expected slices until the end of the trial; the scheduler of the lab has "
             "ended, and its hosts run all at once: make the lab again"
         )
-    kept = recorded.since(from_unix_s - _BEFORE_S)
+    kept = recorded.since(since_unix_s)
     write_text(files.slices, kept.text)
     return kept
 

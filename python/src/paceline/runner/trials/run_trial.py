@@ -192,9 +192,9 @@ def _run_attempt(
             collect_after_signal(place, files)
         raise
     finally:
-        run_in_turns()  # where no rank has begun to train
         for sidecar in sidecars:
             sidecar.stop()
+        run_in_turns()  # the slice in which all have run at once is recorded when it ends
     ended = started.ended
     missing = None if place is None else collect(place, files)
     outcome = diagnose(trial, files, ended, launcher)

@@ -23,7 +23,11 @@ from paceline.measure.records.files import JsonlWriter, write_json
 from paceline.measure.records.layout import RankFiles, TrialFiles
 from paceline.measure.records.rows import Replayed, StepRow
 from paceline.measure.records.sources import write_sources
-from paceline.measure.records.virtual_clock import run_in_turns
+from paceline.measure.records.virtual_clock import (
+    own_dilation,
+    run_in_turns,
+    run_together_again,
+)
 from paceline.plan.spec.extensions import STRATEGIES
 from paceline.plan.trials.trial import RankContext, Trial
 from paceline.train.data.batches import Feed
@@ -164,6 +168,9 @@ class _TaskRank:
                     steps = self._train(strategy, samples, feed, evaluator, checkpoints)
                 write_json(self.own.memory, own_memory())
                 feed.close()  # replays open others
+                if own_dilation() > 1:
+                    self.peers.of_all_ranks("trained", "")  # the last step of all is measured
+                    run_together_again()
             with self.spans("bookkeeping"):
                 self._finish(strategy, samples.task, steps)
 
