@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.fabricated_cgroups import Machine
 
-from paceline.collectives.host import available_bytes, memory_room_bytes
+from paceline.collectives.host import available_bytes, kills_for_memory, memory_room_bytes
 
 
 @pytest.fixture
@@ -26,6 +26,13 @@ def test_available_memory_is_the_least_of_system_and_control_group(tmp_path):
     assert available_bytes(machine.proc) == 1000
     machine.file("job/memory.current", "10000\n")
     assert available_bytes(machine.proc) == 0
+
+
+@pytest.mark.parametrize(("text", "kills"), [("pgfault 9\noom_kill 3\n", 3), ("pgfault 9\n", 0)])
+def test_kills_for_memory_are_those_of_the_kernel(tmp_path: Path, text: str, kills: int) -> None:
+    (tmp_path / "vmstat").write_text(text)
+    assert kills_for_memory(tmp_path) == kills
+    assert kills_for_memory() >= 0
 
 
 def test_room_is_the_least_on_the_way_up_with_the_page_cache_counted_as_free(

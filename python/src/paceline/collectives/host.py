@@ -207,6 +207,14 @@ def available_bytes(proc: Path = Path("/proc")) -> int:
     return min(room for room in rooms if room is not None)
 
 
+def kills_for_memory(proc: Path = Path("/proc")) -> int:
+    """Return how many processes the kernel has ended for lack of memory since the machine started;
+    0 where it does not say so.
+    """
+    rows = (line.split() for line in (proc / "vmstat").read_text().splitlines())
+    return next((int(row[1]) for row in rows if row[0] == "oom_kill"), 0)
+
+
 def kernel_fields(path: Path) -> dict[str, int]:
     """Return the fields of a file of /proc that are in kB, in bytes."""
     rows = (line.split() for line in path.read_text().splitlines())

@@ -114,3 +114,15 @@ def test_without_restarts_there_is_one_start(run):
 def test_lost_peer_is_worth_a_new_start_but_bad_data_is_not(run, error, starts):
     _, files = run(failures=1, restarts=3, error=error)
     assert json.loads((files.root / "starts").read_text()) == starts
+
+
+@pytest.mark.parametrize(("failures", "is_said"), [(1, True), (0, False)])
+def test_kill_of_the_kernel_is_said_below_the_reason(run, monkeypatch, failures, is_said):
+    counts = iter([7, 8])
+    monkeypatch.setattr("paceline.runner.trials.run_trial.kills_for_memory", lambda: next(counts))
+    outcome, _ = run(failures=failures, restarts=0)
+    lines = (outcome.message or "").splitlines()
+    assert bool(lines) is is_said
+    if is_said:
+        assert "start 1" in lines[0]
+        assert lines[1].startswith("meanwhile the kernel ended a process of this host for lack of")

@@ -141,6 +141,15 @@ def executor_lost_for(reason: str | None) -> str:
     return f"Spark lost the executor: {reason.replace(key, advice)}"
 
 
+def killed_for_memory(count: int) -> str:
+    """count: processes of this host, whosever, that the kernel has ended meanwhile."""
+    processes = "a process" if count == 1 else f"{count} processes"
+    return (
+        f"meanwhile the kernel ended {processes} of this host for lack of memory; use fewer ranks "
+        "or a smaller batch, or more memory"
+    )
+
+
 # The trial
 
 

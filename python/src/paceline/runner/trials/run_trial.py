@@ -20,7 +20,7 @@ from paceline.base.errors import (
     RankFailed,
     TimedOut,
 )
-from paceline.collectives.host import host_name
+from paceline.collectives.host import host_name, kills_for_memory
 from paceline.measure.records.documents import keep_log, leave_attempt, write_trial
 from paceline.measure.records.files import document, read_json, write_json, write_text
 from paceline.measure.records.layout import RunFiles, TrialFiles
@@ -38,6 +38,7 @@ from paceline.measure.telemetry import SidecarHandle
 from paceline.plan.spec.extensions import LAUNCHERS
 from paceline.plan.spec.models import LONGEST_INTERVAL_S
 from paceline.plan.trials.trial import Trial
+from paceline.runner.job import failure_words
 from paceline.runner.job.context import SIDECAR_HOST_VARIABLE
 from paceline.runner.job.rank import watch
 from paceline.runner.job.rank_status import RESTARTED_CODES, outcome_status
@@ -176,6 +177,7 @@ def _run_attempt(
     write_text(files.command, command.shell_line() + "\n")
     # Without a shared run directory, ranks of other nodes are perhaps seen at the end only.
     limits = _wait_limits(trial, limit_s, sees_ranks=place is None)
+    kills = kills_for_memory()
     sidecars: list[SidecarHandle] = []
     run_together()
     try:
@@ -200,6 +202,7 @@ def _run_attempt(
     outcome = diagnose(trial, files, ended, launcher)
     if missing is not None and outcome.message is not None:
         outcome = dataclasses.replace(outcome, message=f"{outcome.message}\n{missing}")
+    outcome = with_lack_of_memory(outcome, kills_for_memory() - kills)
     # A rank that waits for a lost host too long has timed out; the limit of the trial is final.
     if ended.timed_out or outcome.exit_code not in RESTARTED_CODES:
         return outcome, None
@@ -209,6 +212,18 @@ def _run_attempt(
         failed_rank=outcome.failed_rank,
         message=outcome.reason,
     )
+
+
+def with_lack_of_memory(outcome: Outcome, kills: int) -> Outcome:
+    """Return the outcome with what the kernel did while the trial ran, below its first line.
+
+    kills: processes that it ended for lack of memory.
+    """
+    if kills == 0 or outcome.message is None:
+        return outcome
+    reason, *rest = outcome.message.splitlines()
+    message = "\n".join([reason, failure_words.killed_for_memory(kills), *rest])
+    return dataclasses.replace(outcome, message=message)
 
 
 def _with_load(outcome: Outcome, files: TrialFiles) -> Outcome:
