@@ -67,12 +67,13 @@ class MpiLauncher:
         if options.parameters:
             _check_parameters(options.parameters, mpirun)
         if options.hostfile is not None:
-            _check_hostfile(trial, Path(options.hostfile))
+            _check_hostfile(Path(options.hostfile))
         if trial.placement.nodes == 1:
             check_trial(trial)
             if isinstance(mpirun.implementation, OpenMpi5):
                 _check_shared_memory(trial)
         else:
+            _check_slots(trial)
             _check_srun(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
@@ -154,11 +155,15 @@ def parameter_arguments(trial: Trial) -> list[str]:
     return [*words, *options.arguments]
 
 
-def _check_hostfile(trial: Trial, path: Path) -> None:
+def _check_hostfile(path: Path) -> None:
     try:
         path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise EnvironmentLacks(f"hostfile {path}: expected a readable file: {error}") from error
+
+
+def _check_slots(trial: Trial) -> None:
+    """Raise EnvironmentLacks if the hostfile has too few slots for the ranks of several nodes."""
     for fault in core_faults(trial, usable_cores()):
         raise EnvironmentLacks(fault)
 
