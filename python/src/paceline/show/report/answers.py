@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from statistics import median
 
@@ -112,17 +112,22 @@ def _stays(comparison: Comparison, found: LocalGlobal, answer: PlaceAnswer) -> s
     if answer.same_fastest is not None:
         stays = "stays" if answer.same_fastest else "does not stay"
         return f"The fastest strategy on one node, {alone}, {stays} the fastest: {speedups}."
-    near = [
-        f"{where} from {listed([strategy_words(comparison, each) for each in names], _MOST_NAMED)}"
-        for where, names in (
-            ("on one node", answer.not_separated_alone),
-            ("there", answer.not_separated_there),
-        )
-        if names
-    ]
-    both = f"{alone} had the highest speed on one node"
-    both += " and there" if alone == there else f", {there} there"
-    return f"{both}, not separated {' and '.join(near)}; {alone}: {speedups}."
+    near_alone, near_there = (
+        _not_separated(comparison, each)
+        for each in (answer.not_separated_alone, answer.not_separated_there)
+    )
+    again = f"{there} again" if alone == there else there
+    return (
+        f"On one node {alone} had the highest speed{near_alone}; on {answer.place.nodes} it was "
+        f"{again}{near_there}. {alone}: {speedups}."
+    )
+
+
+def _not_separated(comparison: Comparison, configurations: Sequence[str]) -> str:
+    if not configurations:
+        return ""
+    names = [strategy_words(comparison, each) for each in configurations]
+    return f" (not separated from {listed(names, _MOST_NAMED)})"
 
 
 def _speedups(found: LocalGlobal, answer: PlaceAnswer) -> str:
