@@ -67,18 +67,24 @@ def measured(
     for number in range(options.repeats):
         folder = options.runs.resolve() / f"{speed}-{number}"
         for library in libraries:
-            rate = bare(lab, library, STEPS[speed], folder / library, options.limit_s)
-            rates.setdefault(f"bare {library}", []).append(rate)
+            words = ("--batch", BATCH, "--steps", STEPS[speed])
+            step_s = bare(lab, library, words, folder / library, options.limit_s)
+            rates.setdefault(f"bare {library}", []).append(2 * BATCH / step_s)
         for transport, rate in paceline(lab, speed, folder, options).items():
             rates.setdefault(f"paceline {transport}", []).append(rate)
     return rates
 
 
-def bare(lab: Lab, library: str, steps: int, out: Path, limit_s: float) -> float:
-    """Run bare_ddp.py on both hosts; return its samples per second."""
-    variables = {"GLOO_SOCKET_IFNAME": INTERFACE, "HOROVOD_GLOO_IFACE": INTERFACE}
+def bare(
+    lab: Lab, library: str, given: Iterable[object], out: Path, limit_s: float, **settings: str
+) -> float:
+    """Run bare_ddp.py on both hosts; return its median step time in seconds.
+
+    given: further arguments. settings: variables of the environment.
+    """
+    variables = {"GLOO_SOCKET_IFNAME": INTERFACE, "HOROVOD_GLOO_IFACE": INTERFACE, **settings}
     script = Path(__file__).with_name("bare_ddp.py")
-    words = ["--backend", library, "--batch", BATCH, "--steps", steps, "--out", out]
+    words = ["--backend", library, *given, "--out", out]
     if library == "horovod":
         exported = [word for name in (*variables, "OMP_NUM_THREADS") for word in ("-x", name)]
         commands = [[
@@ -110,7 +116,7 @@ def bare(lab: Lab, library: str, steps: int, out: Path, limit_s: float) -> float
         raise SystemExit(f"lab_libraries.py: bare_ddp.py with {library} ended with {statuses}")
     ended = read_json(out / "rank0.json")["step_ended_unix_s"][WARMUP_STEPS - 1 :]
     times = [later - sooner for sooner, later in pairwise(ended)]
-    return float(2 * BATCH / statistics.median(times))
+    return float(statistics.median(times))
 
 
 def paceline(lab: Lab, speed: str, folder: Path, options: argparse.Namespace) -> dict[str, float]:
