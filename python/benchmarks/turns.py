@@ -434,7 +434,7 @@ def concluded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             row["what"] = piece.what
             found.append({**row, "verdict": verdict(ratio, allowed)})
     show(found)
-    return found
+    return [{"id": f"{r['piece']}.{r['slice_ms']}.{r['quantity']}", **r} for r in found]
 
 
 def verdict(ratio: dict[str, float], allowed: float) -> str:
