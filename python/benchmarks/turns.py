@@ -38,13 +38,14 @@ from mpi_job import mpirun
 from paceline.api import LineProgress
 from paceline.base.errors import PacelineError
 from paceline.collectives.host import wait_until
-from paceline.measure.records.files import JsonlWriter, read_jsonl
+from paceline.measure.records.files import JsonlWriter, read_jsonl, write_text
 from paceline.measure.records.layout import RunFiles
 from paceline.measure.records.virtual_clock import (
     DILATION_VARIABLE,
     SLICES_VARIABLE,
     RecordedSlices,
     overlap_ns,
+    together_file,
 )
 from paceline.plan.spec.loading import load_spec
 from paceline.runner.lab import INTERFACE, Lab, LabSettings, network, turns
@@ -197,6 +198,8 @@ def measured(piece: Piece, rounds: int, block_s: float) -> list[dict[str, Any]]:
         folder = Path(temporary)
         try:
             with Lab(settings, logs=folder / "logs") as lab, started(piece, lab, folder) as rows:
+                # as in a run: nothing is measured while the program starts
+                write_text(together_file(lab.record.slices), f"{os.getpid()}\n")
                 if not wait_until(lambda: len(rows()) > FIRST_ROWS, START_S, poll_s=0.5):
                     said = (folder / "output").read_text()[-2000:]
                     raise SystemExit(f"turns.py: no row after {START_S:g} s: {said}")
