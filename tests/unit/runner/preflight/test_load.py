@@ -16,6 +16,7 @@ from paceline.runner.preflight.load import (
     Load,
     Looking,
     load_between,
+    our_root,
     wait_until_idle,
 )
 
@@ -114,7 +115,7 @@ def test_ours_are_this_process_and_its_tree(monkeypatch):
         running(40, 41, "circle"), running(41, 40, "circle"),
     ]  # fmt: skip
     monkeypatch.setattr(psutil, "process_iter", lambda _: found)
-    seen = read_processes()
+    seen = read_processes(os.getpid())
     assert {each.name for each in seen.values() if each.is_ours} == {"paceline", "mpirun", "rank"}
     others = {each.name for each in seen.values() if not each.is_ours}
     assert others == {"init", "cc1", "circle"}
@@ -165,3 +166,15 @@ def test_waiting_for_an_idle_machine_has_an_end(monkeypatch):
     Machine(monkeypatch, busy_looks=1000)
     with pytest.raises(TimedOut, match=r"--when-idle: .* within 10 s, but .*cc1 50 %"):
         wait_until_idle(10, lambda _: None)
+
+
+@pytest.mark.parametrize("owner", [1234, None])
+def test_processes_of_the_lab_are_ours(monkeypatch: pytest.MonkeyPatch, owner: int | None) -> None:
+    assert our_root() == os.getpid()
+    kept = SimpleNamespace(owner=None if owner is None else SimpleNamespace(pid=owner))
+    labs = SimpleNamespace(load={"here": kept}.get)
+    monkeypatch.setattr(module, "Registry", lambda: labs)
+    monkeypatch.setenv("PACELINE_LAB", "here")
+    assert our_root() == (owner or os.getpid())  # without an owner it was left up
+    monkeypatch.setenv("PACELINE_LAB", "gone")
+    assert our_root() == os.getpid()

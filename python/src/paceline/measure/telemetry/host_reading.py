@@ -414,8 +414,8 @@ class ProcessTime:
 Processes = Mapping[tuple[int, float], ProcessTime]  # by pid and start
 
 
-def read_processes() -> Processes:
-    """Return the processes that can be seen; ours are this one and its tree."""
+def read_processes(root: int) -> Processes:
+    """Return the processes that can be seen; ours are `root` and its tree."""
     found, parents = {}, {}
     fields = ["pid", "ppid", "name", "cpu_times", "create_time"]
     for process in psutil.process_iter(fields):
@@ -428,7 +428,7 @@ def read_processes() -> Processes:
             name=facts["name"], cpu_s=_cpu_s_of(facts["cpu_times"], ours), is_ours=ours
         )
         for pid, facts in found.items()
-        for ours in [_is_below(pid, os.getpid(), parents)]
+        for ours in [_is_below(pid, root, parents)]
     }
 
 
