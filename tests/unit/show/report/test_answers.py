@@ -170,12 +170,20 @@ def test_undecided_choice_is_said_to_be_undecided(tmp_path: Path) -> None:
 
 
 def test_speedups_without_what_they_need_have_no_number(changed: Comparison) -> None:
-    first, second = (each for each in _said(changed) if "redicted from one node" in each)
-    assert first == (
+    [found] = [each for each in _said(changed) if "redicted from one node" in each]
+    assert found == (
+        "Not predicted from one node: 6 speedups at 2 places; the rate of the link was not "
+        "recorded."
+    )
+
+
+def test_strategies_of_one_place_without_a_prediction_are_named(tmp_path: Path) -> None:
+    ways = [*LOCAL, *(on_nodes(way, 2) for way in LOCAL)]
+    [found] = [each for each in _said(_compared(tmp_path, ways)) if "redicted from one" in each]
+    assert found == (
         "Not predicted from one node for 2 nodes (mpi over gloo): intraop 1\u00d72, threads "
         "2\u00d71, sequential and 1 more; the rate of the link was not recorded."
     )
-    assert second.startswith("Not predicted from one node for 2 nodes (spark over gloo): ")
 
 
 def test_terminal_has_the_answer_between_table_and_verdict(changed: Comparison) -> None:

@@ -13,7 +13,7 @@ from paceline.analysis.compare.from_one_node import (
     PredictedSpeedup,
 )
 from paceline.analysis.compare.local_global import LocalGlobal, OrderChange, PlaceAnswer
-from paceline.analysis.compare.places import LauncherGap, Place
+from paceline.analysis.compare.places import LauncherGap
 from paceline.analysis.compare.row import strategy_name
 from paceline.analysis.compare.run import Comparison
 from paceline.analysis.compare.traces import TraceRelation, TraceRelations
@@ -310,15 +310,21 @@ def _prediction_sentences(comparison: Comparison, found: FromOneNode) -> Iterato
         )
         words = f"Predicted from one node, {_errors(comparison, errors)}."
         yield f"{words} Of these it would have chosen {chosen}." if chosen else words
-    lacking: dict[tuple[str, Place], list[str]] = {}
+    lacking: dict[str, list[PredictedSpeedup]] = {}
     for each in found.speedups:
         if each.reason is not None:
-            lacking.setdefault((each.reason, each.place), []).append(
-                predicted_strategy(comparison, each)
-            )
-    for (reason, place), names in lacking.items():
-        shown = listed(names, _MOST_NAMED)
-        yield f"Not predicted from one node for {place_words(place)}: {shown}; {reason}."
+            lacking.setdefault(each.reason, []).append(each)
+    for reason, missing in lacking.items():
+        yield f"Not predicted from one node{_where(comparison, missing)}; {reason}."
+
+
+def _where(comparison: Comparison, missing: Sequence[PredictedSpeedup]) -> str:
+    """Name the speedups of one place, or count those of several."""
+    places = dict.fromkeys(place_words(each.place) for each in missing)
+    if len(places) > 1:
+        return f": {counted(len(missing), 'speedup')} at {counted(len(places), 'place')}"
+    names = [predicted_strategy(comparison, each) for each in missing]
+    return f" for {next(iter(places))}: {listed(names, _MOST_NAMED)}"
 
 
 def predicted_strategy(comparison: Comparison, speedup: PredictedSpeedup) -> str:
