@@ -182,7 +182,7 @@ def test_strategies_of_one_place_without_a_prediction_are_named(tmp_path: Path) 
     [found] = [each for each in _said(_compared(tmp_path, ways)) if "redicted from one" in each]
     assert found == (
         "Not predicted from one node for 2 nodes (mpi over gloo): intraop 1\u00d72, threads "
-        "2\u00d71, sequential and 1 more; the rate of the link was not recorded."
+        "2\u00d71, processes 2\u00d71 and 1 more; the rate of the link was not recorded."
     )
 
 
