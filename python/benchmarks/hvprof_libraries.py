@@ -3,10 +3,10 @@
     python hvprof_libraries.py --out results/raw/hvprof_libraries.json --runs runs/libraries
 
 Needs root: it makes the hosts, with one core each, and links of each of three rates. A round runs
-bare_ddp.py with each library and setting, then Paceline's trainings of hvprof_search.toml, each in
-fresh processes; ratios are those of one round. lab_libraries.py says how Horovod is installed; its
-grid has the sizes and waits of hvprof_search.toml, its default values are those of version 0.28.1
-(128 MB, 1 ms), and `64 MB, 3.5 ms` are those of the study's version.
+bare_ddp.py with each library and setting, then Paceline's trainings of the experiment hvprof, each
+in fresh processes; ratios are those of one round. lab_libraries.py says how Horovod is installed;
+its grid has the sizes and waits of hvprof_search.toml, its default values are those of version
+0.28.1 (128 MB, 1 ms), and `64 MB, 3.5 ms` are those of the study's version.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 BATCH = 4  # of each host
 IMAGE_SIZE = 64  # of the workload
-STEPS, WARMUP_STEPS = 16, 4
+STEPS = {"10gbit": 16, "1gbit": 16, "100mbit": 6}  # by the rate of the links
+WARMUP_STEPS = 2
 DEFAULT = "default"
-SPEC = Path(__file__).with_name("hvprof_search.toml")
 
 
 def main() -> None:
     parser = documented_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--runs", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--speeds", nargs="+", default=["10gbit", "1gbit", "100mbit"])
+    parser.add_argument("--speeds", nargs="+", choices=STEPS, default=list(STEPS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit-s", type=float, default=300, help="of one training")
     options = parser.parse_args()
@@ -74,31 +74,33 @@ def settings() -> Iterator[tuple[str, str, list[object], dict[str, str]]]:
 def measured(lab: Lab, speed: str, options: argparse.Namespace) -> dict[str, list[float]]:
     """Return images per second of every round, by program."""
     rates: dict[str, list[float]] = {}
-    common = ["--model", "deeplab", "--image-size", IMAGE_SIZE, "--batch", BATCH, "--steps", STEPS]
+    steps = STEPS[speed]
+    common = ["--model", "deeplab", "--image-size", IMAGE_SIZE, "--batch", BATCH, "--steps", steps]
     for number in range(options.repeats):
         folder = options.runs.resolve() / f"{speed}-{number}"
         for library, name, words, variables in settings():
             out = folder / f"{library} {name}"
             step_s = bare(lab, library, [*common, *words], out, options.limit_s, **variables)
             rates.setdefault(f"{library} {name}", []).append(2 * BATCH / step_s)
-        for transport, rate in paceline(lab, folder / "paceline", options.limit_s).items():
-            rates.setdefault(f"paceline {transport}", []).append(rate)
+        for name, rate in paceline(lab, folder / "paceline", steps, options.limit_s).items():
+            rates.setdefault(f"paceline {name}", []).append(rate)
     return rates
 
 
-def paceline(lab: Lab, folder: Path, limit_s: float) -> dict[str, float]:
-    """Run Paceline once with each transport; return images per second by transport."""
-    words = [sys.executable, "-m", "paceline.cli", "run", SPEC, "--out", folder, "--repeats", "1"]
+def paceline(lab: Lab, folder: Path, steps: int, limit_s: float) -> dict[str, float]:
+    """Run Paceline's trainings once; return images per second by transport and settings."""
+    words = [sys.executable, "-m", "paceline.cli", "run", "hvprof", "--out", folder]
+    words += ["--repeats", "1"]
     for given in (
-        f"training.max_steps={STEPS}", f"training.warmup_steps={WARMUP_STEPS}",
-        f'mpi.hostfile="{lab.hostfile}"',
+        f"training.max_steps={steps}", f"training.warmup_steps={WARMUP_STEPS}",
+        "training.learning_rate_warmup_steps=2", f'mpi.hostfile="{lab.hostfile}"',
     ):  # fmt: skip
         words += ["--set", given]
     command = lab.hosts[0].command(*words, "--only", "*.n2r*")
     subprocess.run(command, stdout=sys.stderr, check=True, timeout=3 * limit_s)
     rows = compare_run(RunFiles(folder)).rows
     return {
-        row.setup.transport: 2 * BATCH / row.speed.step_median_s
+        " ".join([row.setup.transport, *row.setup.labels]): 2 * BATCH / row.speed.step_median_s
         for row in rows
         if row.placement.nodes == 2 and row.speed.step_median_s is not None
     }
