@@ -164,6 +164,35 @@ def traces(panels: Any) -> None:
     panels[1][0].legend(frameon=False, loc="upper right")
 
 
+def local_global(axes: Axes) -> None:
+    """Draw the speedup on several hosts against that on one, for each local strategy."""
+    for name, colour in {"local_global": BLUE, "local_global_four": ORANGE}.items():
+        [found] = raw(name)["local_global"]
+        nodes = found["answers"][0]["place"]["nodes"]
+        points = [(line["speedup"], line["several"][0]["speedup"], line) for line in found["lines"]]
+        for number, (one, several, line) in enumerate(points):
+            away = [
+                [[pair["estimate"] - pair["low"]], [pair["high"] - pair["estimate"]]]
+                for pair in (one, several)
+            ]
+            axes.errorbar(
+                one["estimate"], several["estimate"], xerr=away[0], yerr=away[1], fmt="o",
+                color=colour, markersize=5, linewidth=1, alpha=0.8,
+            )  # fmt: skip
+            words = line["configuration"].split(".")[3]
+            at = (one["estimate"], several["estimate"])
+            above = 4 if number % 2 else -10
+            axes.annotate(words, at, (4, above), textcoords="offset points", size=8)
+        most = max(one["estimate"] for one, _, _ in points) * 1.15
+        axes.plot([0, most], [0, nodes * most], "--", color=colour, linewidth=1)
+        axes.plot([], [], "o--", color=colour, label=f"{nodes} hosts; line: as many times faster")
+    axes.set_xlabel("speedup on one host")
+    axes.set_ylabel("speedup on several")
+    axes.set_xlim(left=0.6)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, loc="upper left")
+
+
 _SCALES = {"percentunit": (100, "%"), "bytes": (2**-20, "MiB"), "s": (1000, "ms")}  # of panels
 
 
@@ -203,6 +232,7 @@ FIGURES: dict[str, tuple[Any, tuple[float, float], dict[str, Any]]] = {
     "seeds": (seeds, (8, 3.4), {"ncols": 2, "sharey": True}),
     "workload-curves": (workload_curves, (8, 4.6), {"nrows": 2, "ncols": 3}),
     "traces": (traces, (10, 8), {"nrows": 4, "ncols": 2, "sharex": "col", "sharey": "row"}),
+    "local-global": (local_global, (8, 4.6), {}),
     "dashboard-compare": (dashboard("compare"), (13, 5), {"nrows": 2, "ncols": 3}),
     "dashboard-run": (dashboard("run"), (12, 6), {"nrows": 2, "ncols": 3}),
     "dashboard-cluster": (dashboard("cluster"), (12, 3), {"ncols": 3}),
