@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -38,10 +37,6 @@ BUSY = "import time; e = time.monotonic() + 1\nwhile time.monotonic() < e: pass\
 BUSY += "print(open('/proc/self/cgroup').read())"
 
 
-BUSY_SHARE = "import time; e = time.monotonic() + 2\nwhile time.monotonic() < e: pass\n"
-BUSY_SHARE += "print(time.process_time() / 2)\n"
-
-
 SPEC = """
 schema = 2
 name = "turns"
@@ -71,14 +66,9 @@ collective_s = 50.0
 """
 
 
-def of_policy(lab: Lab, policy: int) -> set[int]:
-    every = pids_with_variable(TURNS_VARIABLE, lab.record.name)
-    return {pid for pid in every if os.sched_getscheduler(pid) == policy}
-
-
 def scheduler_and_guardian(lab: Lab) -> tuple[int, int]:
     guardian = int(lab.record.guardian.read_text())
-    [scheduler] = of_policy(lab, os.SCHED_FIFO) - {guardian}
+    [scheduler] = pids_with_variable(TURNS_VARIABLE, lab.record.name) - {guardian}
     return scheduler, guardian
 
 
@@ -127,17 +117,6 @@ def test_two_hosts_train_in_turns(tmp_path: Path) -> None:
         assert found.usage.context_switches_per_s is None
         assert found.time_to_first_step_s is None
     assert record.trial.limits.collective_s == 100
-
-
-def test_cores_of_the_hosts_are_kept_awake_by_what_gives_way() -> None:
-    with checked_lab(SETTINGS) as lab:
-        awake = of_policy(lab, os.SCHED_IDLE)
-        assert [os.sched_getaffinity(pid) for pid in awake] == [set(lab.hosts[0].cores)]
-        busy = subprocess.run(
-            lab.hosts[0].command(sys.executable, "-c", BUSY_SHARE),
-            capture_output=True, text=True, timeout=LIMIT_S, check=True,
-        )  # fmt: skip
-    assert float(busy.stdout) > 0.4  # of the time of the machine, of which the host has half
 
 
 def test_short_steps_are_refused(tmp_path: Path) -> None:

@@ -6,10 +6,6 @@ A scheduler outside of the hosts freezes one and thaws the next (the freezer of 
 version 1 or `cgroup.freeze` of version 2). Its parent, the guardian, thaws all hosts if the
 scheduler ends or does not report for some seconds: a frozen process of version 1 ignores SIGKILL.
 The scheduler ends when the guardian does.
-
-Cores that no host uses are kept awake: a virtual core that rests while another host has its slice
-is given away by the hypervisor, and wakes late. Without that a step of one process took 1.18 times
-as long in turns as with cores of its own, with it 1.05 times.
 """
 
 from __future__ import annotations
@@ -57,7 +53,6 @@ _PROGRAM = f"from {__name__} import main; main()"
 _TOGETHER_S = 0.002  # between looks whether all hosts still run at once
 _PRIORITY = 10  # of SCHED_FIFO
 _SHORTEST = 1 / 4  # of a slice, for a host that ran too long before
-_LOOKS = 100_000  # rounds of a loop between looks whether the guardian is alive: some milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +255,8 @@ def start(record: LabRecord) -> subprocess.Popen[bytes]:
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [
-                sys.executable, "-c", _PROGRAM, str(slice_ms),
-                ",".join(map(str, record.hosts[0].cores)), str(slices),
-                ",".join(host.name for host in record.hosts), *record.groups,
+                sys.executable, "-c", _PROGRAM, str(slice_ms), str(record.settings.cores),
+                str(slices), ",".join(host.name for host in record.hosts), *record.groups,
             ],
             env={**os.environ, TURNS_VARIABLE: record.name},
             stdin=subprocess.DEVNULL,
@@ -470,32 +464,14 @@ def _prefer() -> None:
         print(f"no real-time priority: {error}", file=sys.stderr)
 
 
-def keep_awake(core: int, guardian: int) -> None:
-    """Use a core whenever nothing else wants it, until the guardian ends."""
-    os.setsid()  # for a group of its own: the kernel divides the time between groups first
-    with suppress(OSError):  # a kernel without such groups
-        Path("/proc/self/autogroup").write_text("19", "utf-8")
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    os.sched_setaffinity(0, {core})
-    while os.getppid() == guardian:
-        for _ in range(_LOOKS):
-            pass
-
-
 def main() -> None:
-    """Run as guardian, with the scheduler and what keeps the cores awake as children.
+    """Run as guardian, with the scheduler as child.
 
-    Arguments: milliseconds, cores of the hosts, file, names of hosts, groups.
+    Arguments: milliseconds, cores of a host, file, names of hosts, groups.
     """
     slice_ms, cores, slices, hosts, *names = sys.argv[1:]
-    numbers = [int(core) for core in cores.split(",")]
     groups, offset_ns = groups_of(names), time.time_ns() - time.monotonic_ns()
-    settings = RecordedSlices(offset_ns, tuple(hosts.split(",")), len(numbers), int(slice_ms))
-    guardian = os.getpid()
-    for core in numbers:
-        if os.fork() == 0:
-            keep_awake(core, guardian)
-            os._exit(0)
+    settings = RecordedSlices(offset_ns, tuple(hosts.split(",")), int(cores), int(slice_ms))
     _prefer()
     reports, report = os.pipe()
     scheduler = os.fork()
