@@ -16,7 +16,6 @@ from paceline.runner.preflight.load import (
     Load,
     Looking,
     load_between,
-    our_root,
     wait_until_idle,
 )
 
@@ -168,13 +167,14 @@ def test_waiting_for_an_idle_machine_has_an_end(monkeypatch):
         wait_until_idle(10, lambda _: None)
 
 
-@pytest.mark.parametrize("owner", [1234, None])
-def test_processes_of_the_lab_are_ours(monkeypatch: pytest.MonkeyPatch, owner: int | None) -> None:
-    assert our_root() == os.getpid()
-    kept = SimpleNamespace(owner=None if owner is None else SimpleNamespace(pid=owner))
-    labs = SimpleNamespace(load={"here": kept}.get)
-    monkeypatch.setattr(module, "Registry", lambda: labs)
-    monkeypatch.setenv("PACELINE_LAB", "here")
-    assert our_root() == (owner or os.getpid())  # without an owner it was left up
-    monkeypatch.setenv("PACELINE_LAB", "gone")
-    assert our_root() == os.getpid()
+@pytest.mark.parametrize(("owner", "is_ours"), [(10, True), (30, False), (99, False)])
+def test_processes_of_the_lab_that_we_are_in_are_ours(monkeypatch, owner, is_ours):
+    """One that has ended, or that has not started us, is another one with its number."""
+    ours = os.getpid()
+    found = [
+        running(1, 0, "init"), running(10, 1, "lab"), running(11, 10, "scheduler"),
+        running(ours, 10, "paceline"), running(30, 1, "cc1"),
+    ]  # fmt: skip
+    monkeypatch.setattr(psutil, "process_iter", lambda _: found)
+    seen = {each.name for each in read_processes(owner).values() if each.is_ours}
+    assert seen == ({"lab", "scheduler", "paceline"} if is_ours else {"paceline"})

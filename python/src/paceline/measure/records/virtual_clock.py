@@ -40,6 +40,7 @@ from paceline.measure.records.layout import RankFiles, TrialFiles
 
 DILATION_VARIABLE = "PACELINE_LAB_DILATION"  # how many hosts take turns with this one, and it
 LINK_VARIABLE = "PACELINE_LAB_LINK"  # rate of the host's link, as the lab was made with
+OWNER_VARIABLE = "PACELINE_LAB_OWNER"  # process id of what keeps the lab up
 SLICES_VARIABLE = "PACELINE_LAB_SLICES"  # the record of slices
 CPU_TIME_VARIABLE = "PACELINE_LAB_CPU_TIME"  # file of the host's control group with its CPU time
 LEAST_ROUNDS = 20  # in a step, else its duration depends on where the slices begin

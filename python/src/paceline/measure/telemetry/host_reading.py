@@ -414,8 +414,9 @@ class ProcessTime:
 Processes = Mapping[tuple[int, float], ProcessTime]  # by pid and start
 
 
-def read_processes(root: int) -> Processes:
-    """Return the processes that can be seen; ours are `root` and its tree."""
+def read_processes(owner: int) -> Processes:
+    """Return the processes that can be seen; ours are this one and its tree, or that of `owner`, if
+    it has started us."""
     found, parents = {}, {}
     fields = ["pid", "ppid", "name", "cpu_times", "create_time"]
     for process in psutil.process_iter(fields):
@@ -423,6 +424,8 @@ def read_processes(root: int) -> Processes:
         parents[facts["pid"]] = facts["ppid"]
         if facts["cpu_times"] is not None:
             found[facts["pid"]] = facts
+    own = os.getpid()
+    root = owner if _is_below(own, owner, parents) else own
     return {
         (pid, facts["create_time"]): ProcessTime(
             name=facts["name"], cpu_s=_cpu_s_of(facts["cpu_times"], ours), is_ours=ours

@@ -22,6 +22,7 @@ from paceline.measure.records.files import write_text
 from paceline.measure.records.virtual_clock import (
     DILATION_VARIABLE,
     LINK_VARIABLE,
+    OWNER_VARIABLE,
     SLICES_VARIABLE,
 )
 from paceline.plan.spec.values import bits_per_s
@@ -289,6 +290,8 @@ def environment(record: LabRecord, host: Host) -> dict[str, str]:
         "PRTE_MCA_prte_if_include": INTERFACE,
         "OMPI_MCA_btl_tcp_if_include": INTERFACE,
     }
+    if record.owner is not None:
+        found[OWNER_VARIABLE] = str(record.owner.pid)
     if record.settings.bandwidth is not None:
         found[LINK_VARIABLE] = record.settings.bandwidth
     if record.settings.spark:

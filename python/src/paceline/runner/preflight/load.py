@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from paceline.analysis.trial.load import DISTURBING_PERCENT
 from paceline.base.errors import TimedOut
+from paceline.measure.records.virtual_clock import OWNER_VARIABLE
 from paceline.measure.telemetry.host_reading import HostReader, Processes, read_processes
-from paceline.runner.lab.record import NAME_VARIABLE, Registry
 
 LOOK_S = 1.0
 _POLL_S = 2.0
@@ -127,15 +127,7 @@ def load_between(before: Glance, after: Glance) -> Load:
 
 
 def _glance(reader: HostReader) -> Glance:
-    found = read_processes(our_root())
+    # the lab's scheduler and its Spark are no load of others
+    owner = int(os.environ.get(OWNER_VARIABLE, os.getpid()))
+    found = read_processes(owner)
     return Glance(cpu_seconds=reader.read(slow=False)["cpu_seconds"], processes=found)
-
-
-def our_root() -> int:
-    """Return the process whose tree is ours: this one, or that which keeps the lab it is in.
-
-    The lab's scheduler and its Spark are no load of others.
-    """
-    name = os.environ.get(NAME_VARIABLE)
-    lab = None if name is None else Registry().load(name)
-    return os.getpid() if lab is None or lab.owner is None else lab.owner.pid
