@@ -77,7 +77,10 @@ def main() -> None:
             measured = ranks_on(lab, __file__, job, options.limit_s)
         results.append(compared(hosts, job, measured))
     worst = worst_ratio(results)
-    print(f"largest deviation of the simulator from the lab: {worst:.1%}")
+    if math.isfinite(worst):
+        print(f"largest deviation of the simulator from the lab: {worst:.1%}")
+    else:
+        print("not simulated: SimGrid is not installed for this Python")
     write_results(
         options.out,
         "many_ranks",
