@@ -196,10 +196,11 @@ class RecordedSlices:
         try:
             while True:
                 first, tail = ends_of(path, length)
-                found = cls._of(first.decode("utf-8"), tail, is_whole=len(tail) < length)
+                is_whole = len(tail) < length
+                found = cls._of(first.decode("utf-8"), tail, is_whole=is_whole)
                 limit_ns = round(since_unix_s * 1e9) - found.unix_offset_ns
                 begins_before = bool(found.rows) and found.rows[0][1].start_ns < limit_ns
-                if len(tail) < length or begins_before:
+                if is_whole or begins_before:
                     return found
                 length *= 4
         except (OSError, KeyError, ValueError) as error:

@@ -397,6 +397,7 @@ def _run(switch: Switch, asked_ns: int, alive: Callable[[], object]) -> Slice:
 
 
 def _sleep_until(monotonic_ns: int) -> None:
+    """Sleep until a time of the monotonic clock, so that the host which runs has all its cores."""
     time.sleep(max(0, monotonic_ns - time.monotonic_ns()) / 1e9)
 
 

@@ -23,6 +23,11 @@ def check_trial(trial: Trial) -> None:
     check_inputs(trial)
     if trial.placement.ranks > 1 or trial.launcher == "spark":  # Spark's own processes meet there
         interface_address(trial.interface)  # such as 127.0.0.1, which a host may lack
+    check_cores(trial)
+
+
+def check_cores(trial: Trial) -> None:
+    """Raise EnvironmentLacks if the ranks cannot have their cores, here or on listed hosts."""
     for fault in core_faults(trial, usable_cores()):
         raise EnvironmentLacks(fault)
 

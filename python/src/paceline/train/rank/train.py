@@ -169,7 +169,7 @@ class _TaskRank:
                 write_json(self.own.memory, own_memory())
                 feed.close()  # replays open others
                 if own_dilation() > 1:
-                    self.peers.of_all_ranks("trained", "")  # the last step of all is measured
+                    self.peers.of_all_ranks("trained", "")  # no rank is in its last step
                     run_together_again()
             with self.spans("bookkeeping"):
                 self._finish(strategy, samples.task, steps)

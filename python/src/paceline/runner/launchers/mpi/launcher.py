@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.base.errors import EnvironmentLacks
-from paceline.base.host.machine import usable_cores
 from paceline.base.host.programs import job_script
 from paceline.measure.records.layout import TrialFiles
-from paceline.plan.trials.rules import core_faults
 from paceline.plan.trials.trial import Trial
 from paceline.runner.job.context import rank_environment
 from paceline.runner.launchers.base import SHARED_MEMORY, Command, failed_rank
@@ -48,7 +46,7 @@ from paceline.runner.launchers.schedulers.kubernetes import (
     pod,
 )
 from paceline.runner.launchers.schedulers.slurm import SlurmSettings, SlurmStep
-from paceline.runner.preflight.this_host import check_trial
+from paceline.runner.preflight.this_host import check_cores, check_trial
 
 _SEGMENT_BYTES = 16 * 2**20  # of a rank of Open MPI 5
 
@@ -73,7 +71,7 @@ class MpiLauncher:
             if isinstance(mpirun.implementation, OpenMpi5):
                 _check_shared_memory(trial)
         else:
-            _check_slots(trial)
+            check_cores(trial)
             _check_srun(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
@@ -160,12 +158,6 @@ def _check_hostfile(path: Path) -> None:
         path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise EnvironmentLacks(f"hostfile {path}: expected a readable file: {error}") from error
-
-
-def _check_slots(trial: Trial) -> None:
-    """Raise EnvironmentLacks if the hostfile has too few slots for the ranks of several nodes."""
-    for fault in core_faults(trial, usable_cores()):
-        raise EnvironmentLacks(fault)
 
 
 _SSH_DIR = "/home/paceline/.ssh"
